@@ -1,0 +1,119 @@
+"""A key-value cache with one slot per position.
+
+Slot = position, so nothing is ever moved: a rejected token's slot is overwritten when its position is fed again, and
+a query at position t sees the slots ≤ t and nothing else. Rows of a batch may stand at different positions. The only
+file that touches the private side of transformers' cache classes.
+"""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class UnsupportedModelError(ValueError):
+    """The model's cache cannot be rolled back by forgetting slots."""
+
+
+def check_supported(config: PreTrainedConfig) -> None:
+    """Refuse, by name, attention that does not keep one slot for every position."""
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        raise UnsupportedModelError(f"{config.model_type}: layers of kind {sorted(kinds)} cannot be rolled back exactly")
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        raise UnsupportedModelError(
+            f"{config.model_type}: sliding_window={config.sliding_window} cannot be rolled back exactly"
+        )
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{config.model_type}: only decoder-only models are supported")
+
+
+class _SlotLayer(CacheLayerMixin):
+    """Keys and values of one layer, each (B, heads, capacity, head_dim), allocated at the first write."""
+
+    def __init__(self, owner: "SlotCache") -> None:
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        def allocate(states: Tensor) -> Tensor:
+            return states.new_zeros(self.owner.batch, states.shape[1], self.owner.capacity, states.shape[-1])
+
+        self.keys, self.values = allocate(key_states), allocate(value_states)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        where, visible = self.owner.where, self.owner.visible
+        for store, states in ((self.keys, key_states), (self.values, value_states)):
+            if isinstance(where, slice):
+                store[:, :, where] = states
+            else:
+                rows = torch.arange(len(where), device=where.device)[:, None]
+                store[rows, :, where] = states.transpose(1, 2)
+        return self.keys[:, :, :visible], self.values[:, :, :visible]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.visible, 0
+
+    def get_seq_length(self) -> int:
+        return self.owner.visible
+
+    def get_max_length(self) -> int:
+        return self.owner.capacity
+
+
+class SlotCache(Cache):
+    """The layers of one model and where the current forward writes."""
+
+    def __init__(self, layers: int, batch: int, capacity: int) -> None:
+        self.batch, self.capacity = batch, capacity
+        self.visible = 0
+        self.where: slice | Tensor = slice(0, 0)
+        super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
+
+    def place(self, positions: Tensor) -> None:
+        """Announce the positions (B, n) of the tokens about to be fed; every row's run is contiguous."""
+        first, last = int(positions.min()), int(positions.max())
+        if last >= self.capacity:
+            raise IndexError(f"position {last} lies outside a cache of {self.capacity} slots")
+        uniform = last - first + 1 == positions.shape[1]
+        self.where = slice(first, last + 1) if uniform else positions
+        self.visible = last + 1
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the given rows (indices into the batch), in that order."""
+        self.batch = len(rows)
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+
+
+class CachedModel:
+    """A causal LM with its slot cache: tokens and positions in, logits out."""
+
+    def __init__(self, model: PreTrainedModel, batch: int, capacity: int) -> None:
+        check_supported(model.config)
+        self.model = model
+        self.cache = SlotCache(model.config.num_hidden_layers, batch, capacity)
+        self.slots = torch.arange(capacity, device=model.device)
+
+    def feed(self, tokens: Tensor, positions: Tensor, keep: int) -> Tensor:
+        """Logits (B, keep, V) of the last ``keep`` of the tokens (B, n) placed at ``positions`` (B, n)."""
+        self.cache.place(positions)
+        mask = self.slots[: self.cache.visible] <= positions[:, None, :, None]  # (B, 1, n, visible)
+        return self.model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        ).logits
+
+    def prefill(self, tokens: Tensor, length: int) -> None:
+        """Fill slots 0 … length−1 from right-padded tokens (B, ≥ length); what padding writes is overwritten later."""
+        if length > 0:
+            positions = self.slots[:length].expand(len(tokens), -1)
+            self.feed(tokens[:, :length], positions, keep=1)

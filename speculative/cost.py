@@ -1,0 +1,83 @@
+"""The cost model: from agreement and measured costs to the speed that decoding will reach.
+
+    ratio(K) = τ̂(K) / (K·c + v(K+1) + o)
+
+Times are in units of one plain decoding step: c one draft step, v(n) a target forward over n new positions, o all the
+rest of a round. Nothing here runs a model (Leviathan et al., 2211.17192, with v measured and not assumed to be 1).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs relative to one plain step of ``plain_seconds``; ``verify[n-1]`` = v(n), ``other[K]`` = o at K drafts.
+
+    v(1) + other[0] = 1: the plain step is a round without drafts.
+    """
+
+    plain_seconds: float
+    draft: float
+    verify: tuple[float, ...]
+    other: tuple[float, ...]
+
+    @property
+    def longest(self) -> int:
+        """The largest K that was measured."""
+        return len(self.verify) - 1
+
+    def round(self, drafts: int) -> float:
+        """Cost of a round with K = ``drafts``, in plain steps."""
+        return drafts * self.draft + self.verify[drafts] + self.other[drafts]
+
+
+def rounds_needed(acceptance: Sequence[float], drafts: int) -> float:
+    """Expected rounds to write a text when the draft of position t is accepted with probability ``acceptance[t]``.
+
+    Rounds start where the one before ended, so hard stretches hold more rounds than their share of tokens; averaging
+    over all positions alike would miss that. Solved from the end: R(t) = 1 + Σ_m P(m accepted from t) · R(t + m + 1),
+    exact when acceptances are independent given the text.
+    """
+    length = len(acceptance)
+    remaining = [0.0] * (length + drafts + 2)
+    for start in range(length - 1, -1, -1):
+        expected, alive = 1.0, 1.0
+        limit = min(drafts, length - start - 1)  # never more than the tokens still wanted
+        for m in range(limit):
+            expected += alive * (1 - acceptance[start + m]) * remaining[start + m + 1]
+            alive *= acceptance[start + m]
+        remaining[start] = expected + alive * remaining[start + limit + 1]
+    return remaining[0]
+
+
+def expected_ratio(acceptance: Sequence[float], costs: Costs, drafts: int) -> float:
+    """Predicted plain time ÷ speculative time for one text, given its acceptance probability by position."""
+    return len(acceptance) / (rounds_needed(acceptance, drafts) * costs.round(drafts))
+
+
+def best_length(texts: Sequence[Sequence[float]], costs: Costs) -> tuple[int, float]:
+    """The K with the highest predicted ratio over all texts, and that ratio; K = 0 (ratio 1) is always a candidate."""
+    tokens = sum(map(len, texts))
+    ratios = {0: 1.0}
+    for drafts in range(1, costs.longest + 1):
+        rounds = sum(rounds_needed(text, drafts) for text in texts)
+        ratios[drafts] = tokens / (rounds * costs.round(drafts))
+    best = max(ratios, key=ratios.__getitem__)
+    return best, ratios[best]
+
+
+def break_even_overlap(costs: Costs) -> float:
+    """The acceptance probability, equal at all positions, below which no K is faster than plain; 1.0 if none is."""
+
+    def wins(overlap: float) -> bool:
+        lengths = range(1, costs.longest + 1)
+        return any(sum(overlap**j for j in range(k + 1)) > costs.round(k) for k in lengths)
+
+    if not wins(1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if wins(middle) else (middle, high)
+    return high

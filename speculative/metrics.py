@@ -1,0 +1,87 @@
+"""What happened in decoding, kept as counts; every rate is derived, and divided last.
+
+``rounds[proposed][accepted]`` counts verification rounds. Only committed tokens count: a draft behind a stop token or
+behind the length limit was neither proposed nor accepted. Conventions in the field differ by one token: here
+``tokens_per_round`` includes the correction or bonus token, as in the block efficiency of the papers.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Counts of one row or of many added up. ``emitted``: committed new tokens; ``rounds`` is (K+1) × (K+1)."""
+
+    rounds: tuple[tuple[int, ...], ...]
+    emitted: int
+
+    @property
+    def target_forwards(self) -> int:
+        """Target forwards after prefill."""
+        return sum(map(sum, self.rounds))
+
+    @property
+    def proposed(self) -> int:
+        return sum(proposed * sum(row) for proposed, row in enumerate(self.rounds))
+
+    @property
+    def accepted(self) -> int:
+        return sum(accepted * count for row in self.rounds for accepted, count in enumerate(row))
+
+    @property
+    def rate(self) -> float:
+        """Accepted ÷ proposed drafts; depends on K. NaN when nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else float("nan")
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Emitted tokens ÷ target forwards after prefill."""
+        return self.emitted / self.target_forwards if self.target_forwards else float("nan")
+
+    @property
+    def by_position(self) -> list[float]:
+        """P(draft k accepted | drafts before it accepted, k proposed) for k = 1 … K; NaN where never reached."""
+        rates = []
+        for k in range(1, len(self.rounds)):
+            reached = [row[k - 1 :] for proposed, row in enumerate(self.rounds) if proposed >= k]
+            trials, kept = sum(map(sum, reached)), sum(sum(row[1:]) for row in reached)
+            rates.append(kept / trials if trials else float("nan"))
+        return rates
+
+
+def total(parts: Iterable[Acceptance]) -> Acceptance:
+    """Counts of all parts together; parts may have different K."""
+    parts = list(parts)
+    size = max((len(part.rounds) for part in parts), default=1)
+    rounds = [[0] * size for _ in range(size)]
+    for part in parts:
+        for proposed, row in enumerate(part.rounds):
+            for accepted, count in enumerate(row):
+                rounds[proposed][accepted] += count
+    return Acceptance(tuple(map(tuple, rounds)), sum(part.emitted for part in parts))
+
+
+class Log:
+    """Collects the rounds of a batch."""
+
+    def __init__(self, rows: int, depth: int) -> None:
+        self.rounds = torch.zeros(rows, depth + 1, depth + 1, dtype=torch.long)
+        self.emitted = torch.zeros(rows, dtype=torch.long)
+
+    def add(self, index: Tensor, count: int, accepted: Tensor, emitted: Tensor) -> None:
+        """One round: ``index`` (B,) rows that took part, K = ``count``, drafts ``accepted`` and tokens ``emitted`` (B,)."""
+        index, accepted, emitted = index.cpu(), accepted.cpu(), emitted.cpu()
+        cut = emitted <= accepted
+        proposed = torch.where(cut, emitted, count)
+        self.rounds[index, proposed, torch.where(cut, emitted, accepted)] += 1
+        self.emitted[index] += emitted
+
+    def by_row(self) -> list[Acceptance]:
+        return [
+            Acceptance(tuple(map(tuple, rounds)), emitted)
+            for rounds, emitted in zip(self.rounds.tolist(), self.emitted.tolist(), strict=True)
+        ]

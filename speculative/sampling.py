@@ -1,0 +1,105 @@
+"""Next-token distributions and the draws from them.
+
+One function turns logits into the distribution that is drawn from; the acceptance ratio and the residual use the very
+same tensor, which is what exactness rests on. Uniform numbers are a hash of (seed, row, position, purpose), so a row's
+output depends neither on its neighbours nor on any global generator.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Purpose(IntEnum):
+    """What a uniform number decides; numbers of different purposes are independent."""
+
+    DRAFT = 1
+    ACCEPT = 2
+    TARGET = 3
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Temperature and filters, applied to target and draft alike. Temperature 0 is greedy decoding.
+
+    ``top_k=0`` and ``top_p=1.0`` switch the filters off. Filters follow the temperature, as in transformers.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be a finite number ≥ 0, not {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be ≥ 0 (0 switches it off), not {self.top_k}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The distribution that is drawn from: float32, same shape as ``logits`` (..., V), each row summing to one."""
+    logits = logits.float()
+    if sampling.greedy:
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+    logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        threshold = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < threshold, -torch.inf)
+    if sampling.top_p < 1.0:
+        logits = _nucleus(logits, sampling.top_p)
+    return logits.softmax(-1)
+
+
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Keep the smallest set of tokens whose mass reaches ``top_p`` (Holtzman et al., 2020); at least one stays."""
+    ordered, order = logits.sort(dim=-1, descending=True)
+    mass = ordered.softmax(-1)
+    outside = mass.cumsum(-1) - mass >= top_p
+    return logits.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse-CDF draw: ids (...) from unnormalised ``weights`` (..., V) and ``uniform`` (...) in [0, 1).
+
+    A token of zero weight is never drawn: its step of the CDF has no width.
+    """
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    point = (uniform.double() * cdf[..., -1]).unsqueeze(-1)
+    drawn = torch.searchsorted(cdf, point.contiguous(), right=True).squeeze(-1)
+    return drawn.clamp_(max=weights.shape[-1] - 1)
+
+
+def uniforms(seed: int, rows: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+    """Float64 numbers in [0, 1), one for each (row, position), a pure function of the arguments.
+
+    ``rows`` and ``positions`` are integer tensors that broadcast. The mixer is the finaliser of SplitMix64
+    (Steele et al., 2014), applied once per key.
+    """
+    state = torch.full_like(positions, _wrap(seed * 4 + int(purpose)), dtype=torch.int64)
+    for key in (rows, positions):
+        state = _mix(state ^ (key.to(torch.int64) + 1) * _GOLDEN)
+    return ((state >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+
+
+def _wrap(value: int) -> int:
+    """The signed 64-bit integer with the bits of ``value``."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+_GOLDEN = _wrap(0x9E3779B97F4A7C15)
+_FIRST = _wrap(0xBF58476D1CE4E5B9)
+_SECOND = _wrap(0x94D049BB133111EB)
+
+
+def _mix(state: Tensor) -> Tensor:
+    state = (state ^ ((state >> 30) & ((1 << 34) - 1))) * _FIRST
+    state = (state ^ ((state >> 27) & ((1 << 37) - 1))) * _SECOND
+    return state ^ ((state >> 31) & ((1 << 33) - 1))
