@@ -208,7 +208,9 @@ def _verify(
     if proposal is None:
         return Verdict(torch.zeros_like(rows.lengths), draw(p[:, 0], follow[:, 0]))
     accept = uniforms(seed, rows.keys[:, None], positions[:, :-1], Purpose.ACCEPT)
-    return verify_sampled(p, proposal.probabilities, proposal.tokens, accept, follow, vocabulary)
+    # A row near its budget must not see drafts that it would not have had alone, or its draws would depend on others.
+    limits = (rows.ends - rows.lengths - 1).clamp(0, proposal.tokens.shape[1])
+    return verify_sampled(p, proposal.probabilities, proposal.tokens, accept, follow, vocabulary, limits)
 
 
 def _commit(rows: _Rows, block: Tensor, verdict: Verdict, eos: Tensor) -> tuple[Tensor, Tensor]:

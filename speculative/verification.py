@@ -34,7 +34,13 @@ def verify_greedy(choices: Tensor, drafted: Tensor) -> Verdict:
 
 
 def verify_sampled(
-    p: Tensor, q: Tensor, drafted: Tensor, accept: Tensor, follow: Tensor, vocabulary: Tensor | None = None
+    p: Tensor,
+    q: Tensor,
+    drafted: Tensor,
+    accept: Tensor,
+    follow: Tensor,
+    vocabulary: Tensor | None = None,
+    limits: Tensor | None = None,
 ) -> Verdict:
     """Rejection sampling: token x ~ q stays with probability min(1, p(x) / q(x)), else (p − q)⁺ is drawn from.
 
@@ -45,6 +51,7 @@ def verify_sampled(
         accept: (B, K) uniforms for the acceptance tests.
         follow: (B, K+1) uniforms for the token that follows; entry j is used when j drafted tokens stay.
         vocabulary: (D,) target id of each draft id; None when both vocabularies are one.
+        limits: (B,) drafts of each row that count; those behind are as if never proposed. None: all K.
     """
     batch, length = drafted.shape
     row = torch.arange(batch, device=p.device)
@@ -52,11 +59,13 @@ def verify_sampled(
         return Verdict(torch.zeros_like(row), draw(p[:, 0], follow[:, 0]))
     p_drafted = p[:, :-1].gather(2, drafted[..., None]).squeeze(-1)
     q_drafted = q.gather(2, _draft_ids(drafted, vocabulary)[..., None]).squeeze(-1)
-    kept = (accept * q_drafted.double() < p_drafted.double()).long()
-    accepted = kept.cumprod(-1).sum(-1)
+    limits = torch.full_like(row, length) if limits is None else limits
+    proposed = torch.arange(length, device=p.device) < limits[:, None]
+    kept = (accept * q_drafted.double() < p_drafted.double()) & proposed
+    accepted = kept.long().cumprod(-1).sum(-1)
 
     p_next = p[row, accepted]
-    rejected = (accepted < length)[:, None]
+    rejected = (accepted < limits)[:, None]
     q_next = torch.where(rejected, q[row, accepted.clamp(max=length - 1)], 0.0)
     residual = _subtract(p_next, q_next, vocabulary).clamp_(min=0.0)
     # p = q up to rounding leaves no residual mass; a rejection then has probability zero up to rounding, and p is exact.

@@ -1,0 +1,70 @@
+"""Folders that are either whole or absent: identities, fingerprints, atomic writes.
+
+A folder's identity is the nested dict of everything that shaped its content; its fingerprint is a hash of that. The
+manifest is written last, so a folder without one is unfinished work that may be continued. It knows nothing of stages.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+
+
+def fingerprint(identity: Any) -> str:
+    """16 hex digits that differ when anything in the JSON-able ``identity`` differs."""
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """Yield a temporary neighbour of ``path``; it is synced and renamed to ``path`` if the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield temporary
+        with temporary.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write pretty JSON atomically, keys in the given order."""
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def publish_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a temporary neighbour of ``folder`` and rename it into place; ``folder`` must not exist."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        fill(temporary)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def differences(wanted: Any, found: Any, prefix: str = "") -> list[str]:
+    """Lines "key: found → wanted" for every leaf in which two identities differ."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        lines = []
+        for key in sorted(wanted.keys() | found.keys()):
+            lines += differences(wanted.get(key, "absent"), found.get(key, "absent"), f"{prefix}.{key}" if prefix else key)
+        return lines
+    return [] if wanted == found else [f"{prefix}: {found} → {wanted}"]

@@ -1,0 +1,78 @@
+"""Batches for distillation: rows of similar length together, in an order that depends on the seed and epoch alone.
+
+The training order is one long list of batches, so a resumed run starts at a step number and sees what it would have
+seen. Padding is to the right: a causal model never looks at it, and no loss is taken there.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from data.logit_cache import Row, SparseTargets
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``tokens`` (B, T) right-padded; ``predicts`` (B, T) marks positions whose next token is a response token.
+
+    ``targets`` are the distributions at the marked positions, in row-major order.
+    """
+
+    tokens: Tensor
+    predicts: Tensor
+    targets: SparseTargets
+
+    def to(self, device: torch.device) -> "Batch":
+        targets = SparseTargets(*(t.to(device) for t in (self.targets.ids, self.targets.log_probs, self.targets.log_tail)))
+        return Batch(self.tokens.to(device), self.predicts.to(device), targets)
+
+
+def collate(rows: Sequence[Row]) -> Batch:
+    """Pad rows to the longest and mark where each token of a response is predicted: one position earlier."""
+    width = max(len(row.tokens) for row in rows)
+    tokens = torch.zeros(len(rows), width, dtype=torch.long)
+    predicts = torch.zeros(len(rows), width, dtype=torch.bool)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row.tokens)] = row.tokens
+        predicts[place, row.start - 1 : len(row.tokens) - 1] = True
+    parts = [row.targets for row in rows]
+    targets = SparseTargets(
+        torch.cat([t.ids for t in parts]), torch.cat([t.log_probs for t in parts]), torch.cat([t.log_tail for t in parts])
+    )
+    return Batch(tokens, predicts, targets)
+
+
+class LengthGroupedBatches(Sampler[list[int]]):
+    """``steps`` batches of row indices over as many epochs as that takes, beginning at batch ``start``."""
+
+    WINDOW = 16  # batches sorted by length together; the larger, the less padding and the less mixing
+
+    def __init__(self, lengths: Sequence[int], size: int, steps: int, seed: int, start: int = 0) -> None:
+        self.lengths, self.size, self.steps, self.seed, self.start = lengths, size, steps, seed, start
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        step = 0
+        epoch = 0
+        while step < self.steps:
+            for batch in self._epoch(epoch)[: self.steps - step]:
+                if step >= self.start:
+                    yield batch
+                step += 1
+            epoch += 1
+
+    def _epoch(self, epoch: int) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self.lengths), generator=generator).tolist()
+        window = self.size * self.WINDOW
+        batches = []
+        for first in range(0, len(order), window):
+            rows = sorted(order[first : first + window], key=self.lengths.__getitem__)
+            batches += [rows[i : i + self.size] for i in range(0, len(rows), self.size)]
+        mixed = torch.randperm(len(batches), generator=generator).tolist()
+        return [batches[i] for i in mixed]
