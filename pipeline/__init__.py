@@ -1,0 +1,1 @@
+"""The application: corpus → generate → logits → distil → calibrate → speculate → report → export."""

@@ -1,0 +1,135 @@
+"""The draft model: built from the target's own parts, saved as safetensors, loaded for decoding.
+
+A draft is a shallow copy: some of the target's layers, its embedding and final norm, and the head rows of the tokens
+in the draft vocabulary. A head of 8k rows in place of 49k is most of what makes a small draft cheap.
+"""
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from pipeline.config import Draft as DraftConfig
+from pipeline.errors import PipelineError
+from speculative import Draft
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The figures of a draft that people compare. ``read_per_step``: parameters that one draft step reads."""
+
+    layers: int
+    width: int
+    vocabulary: int
+    parameters: int
+    read_per_step: int
+
+
+def choose_vocabulary(responses: Iterable[Iterable[int]], size: int, always: Iterable[int]) -> tuple[Tensor, float]:
+    """The ``size`` most frequent ids (sorted) in generated text, and the share of the text they cover.
+
+    ``always`` (EOS ids) are part of it whatever their count. Ties go to the smaller id, unseen ids are filled in order.
+    """
+    counts = Counter(token for response in responses for token in response)
+    forced = list(dict.fromkeys(always))
+    ranked = [token for token, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if token not in forced]
+    chosen = (forced + ranked)[:size]
+    unseen = (token for token in range(max(counts, default=0) + size) if token not in counts and token not in forced)
+    chosen += [next(unseen) for _ in range(size - len(chosen))]
+    covered = sum(counts[token] for token in chosen) / max(counts.total(), 1)
+    return torch.tensor(sorted(chosen)), covered
+
+
+def build(target: PreTrainedModel, config: DraftConfig, vocabulary: Tensor | None) -> Draft:
+    """A float32 draft whose every part starts from the target's.
+
+    Raises:
+        PipelineError: a layer that the target does not have, or an architecture whose layers are not found.
+    """
+    depth = target.config.num_hidden_layers
+    wrong = [layer for layer in config.layers if not -depth <= layer < depth]
+    if wrong:
+        raise PipelineError(f"draft.layers={wrong}: the target has layers 0 … {depth - 1} (negative counts from the end)")
+    chosen = [layer % depth for layer in config.layers]
+    model = _empty(_shallow(target.config, chosen), vocabulary)
+    parts = dict(target.state_dict())
+    prefix = _layer_prefix(target)
+    state = {name: tensor for name, tensor in parts.items() if not name.startswith(prefix)}
+    for new, old in enumerate(chosen):
+        start = f"{prefix}{old}."
+        state |= {f"{prefix}{new}.{n.removeprefix(start)}": t for n, t in parts.items() if n.startswith(start)}
+    head = target.get_output_embeddings().weight
+    name = next(n for n, m in model.named_modules() if m is model.get_output_embeddings())
+    state[f"{name}.weight"] = head if vocabulary is None else head[vocabulary]
+    model.load_state_dict({name: tensor.detach().float().clone() for name, tensor in state.items()})
+    return Draft(model.eval(), vocabulary)
+
+
+def shape(draft: Draft) -> Shape:
+    model = draft.model
+    total = sum(p.numel() for p in model.parameters())
+    lookup = model.get_input_embeddings().weight
+    tied = lookup is model.get_output_embeddings().weight
+    return Shape(
+        layers=model.config.num_hidden_layers,
+        width=model.config.hidden_size,
+        vocabulary=model.get_output_embeddings().weight.shape[0],
+        parameters=total,
+        read_per_step=total if tied else total - lookup.numel(),
+    )
+
+
+def save(draft: Draft, folder: Path) -> None:
+    """Write config, weights and vocabulary into ``folder``."""
+    tied = draft.model.config.tie_word_embeddings
+    head = draft.model.get_output_embeddings().weight
+    state = {n: p.detach().contiguous() for n, p in draft.model.named_parameters() if not (tied and p is head)}
+    if draft.vocabulary is not None:
+        state["draft_vocabulary"] = draft.vocabulary
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(state, folder / "draft.safetensors")
+    draft.model.config.save_pretrained(folder)
+    (folder / "shape.json").write_text(json.dumps(asdict(shape(draft)), indent=2) + "\n")
+
+
+def load(folder: Path, dtype: torch.dtype) -> Draft:
+    """The draft saved in ``folder``, in eval mode."""
+    state = load_file(folder / "draft.safetensors")
+    vocabulary = state.pop("draft_vocabulary", None)
+    model = _empty(AutoConfig.from_pretrained(folder, trust_remote_code=False), vocabulary)
+    model.load_state_dict(state, strict=False)
+    model.tie_weights()
+    return Draft(model.to(dtype).eval(), vocabulary)
+
+
+def _empty(config: AutoConfig, vocabulary: Tensor | None) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if vocabulary is not None:
+        model.set_output_embeddings(nn.Linear(config.hidden_size, len(vocabulary), bias=False))
+    return model
+
+
+def _shallow(config: AutoConfig, layers: list[int]) -> AutoConfig:
+    """The target's config with fewer layers and a head of its own."""
+    config = copy.deepcopy(config)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[layer] for layer in layers]
+    config.num_hidden_layers = len(layers)
+    config.tie_word_embeddings = False
+    config.dtype = torch.float32
+    return config
+
+
+def _layer_prefix(model: PreTrainedModel) -> str:
+    """The state-dict prefix of the target's list of layers, e.g. ``model.layers.``."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers:
+            return f"{name}."
+    raise PipelineError(f"target.path: {model.config.model_type} has no list of layers to copy a draft from")

