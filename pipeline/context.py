@@ -1,0 +1,45 @@
+"""What a stage is given: the configuration, the target, and the results of the stages before it."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.config import Config, Stage
+from pipeline.hardware import dtype_of
+from pipeline.target import TargetFiles, resolve
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A finished stage: its folder, fingerprint, headline ``metrics`` and other ``details``."""
+
+    stage: Stage
+    folder: Path
+    fingerprint: str
+    metrics: dict[str, float]
+    details: dict[str, Any]
+
+
+@dataclass
+class Context:
+    """What a stage may look at. The target is found when the first stage asks for it."""
+
+    config: Config
+    work: Path
+    output: Path
+    artifacts: dict[Stage, Artifact] = field(default_factory=dict)
+
+    @cached_property
+    def target(self) -> TargetFiles:
+        return resolve(self.config.target, self.work, self.config.seed)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """Number format of the target."""
+        return dtype_of(self.config.target.precision, self.work)
+
+    def parent(self, stage: Stage) -> Artifact:
+        return self.artifacts[stage]

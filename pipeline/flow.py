@@ -1,0 +1,154 @@
+"""The way from stage to stage: who needs whom, what is skipped, what is refused.
+
+A stage is a module with ``identity`` (everything that shapes its result) and ``run`` (writes the result into a folder).
+A result whose fingerprint exists is used again; a result that is needed and missing is refused with the difference.
+"""
+
+import json
+import logging
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from filelock import FileLock
+
+from data.artifact import MANIFEST, differences, fingerprint, write_json
+from pipeline import calibrate, corpus, distil, export, generate, logits, report, speculate, tables, tracking
+from pipeline.config import Config, Stage
+from pipeline.context import Artifact, Context
+from pipeline.errors import PipelineError
+from pipeline.hardware import machine
+
+log = logging.getLogger("draftsmith")
+
+MODULES = {
+    Stage.corpus: corpus,
+    Stage.generate: generate,
+    Stage.logits: logits,
+    Stage.distil: distil,
+    Stage.calibrate: calibrate,
+    Stage.speculate: speculate,
+    Stage.report: report,
+    Stage.export: export,
+}
+PARENTS: dict[Stage, tuple[Stage, ...]] = {
+    Stage.corpus: (),
+    Stage.generate: (Stage.corpus,),
+    Stage.logits: (Stage.generate,),
+    Stage.distil: (Stage.logits, Stage.generate),
+    Stage.calibrate: (Stage.distil, Stage.generate),
+    Stage.speculate: (Stage.calibrate, Stage.distil, Stage.generate),
+    Stage.report: (Stage.speculate, Stage.calibrate, Stage.distil, Stage.logits, Stage.generate, Stage.corpus),
+    Stage.export: (Stage.speculate, Stage.distil, Stage.generate),
+}
+
+
+def execute(config: Config, work: Path, output: Path, params: dict[str, object], overrides: list[str]) -> float:
+    """Run the wanted stages, print the table, and return the measured speed ratio (NaN if there is none)."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    _quiet()
+    context = Context(config, work, output)
+    tags = {"git_sha": _git_sha(), "machine": str(machine()["cpu"]), "threads": str(machine()["threads"])}
+    needed = ancestors(config.stages)
+    with tracking.execution(config.tracking, work, output.name, tags) as run:
+        run.params(params)
+        run.text(yaml.safe_dump(nested(params), sort_keys=False), "config.yaml")
+        run.tags({"overrides": " ".join(overrides), "output": str(output)})
+        for stage in needed:
+            context.artifacts[stage] = _reach(stage, context, run)
+        headline = {name: value for artifact in context.artifacts.values() for name, value in artifact.metrics.items()}
+        run.metrics(headline)
+        if Stage.report in context.artifacts:
+            report.publish(context, run)
+        tables.show(context, tracking.store_uri(config.tracking, work))
+    return headline.get("speed/ratio", float("nan"))
+
+
+def ancestors(wanted: list[Stage]) -> list[Stage]:
+    """The wanted stages and all that they rest on, in running order."""
+    needed: set[Stage] = set()
+    waiting = list(wanted)
+    while waiting:
+        stage = waiting.pop()
+        if stage not in needed:
+            needed.add(stage)
+            waiting.extend(PARENTS[stage])
+    return [stage for stage in Stage if stage in needed]
+
+
+def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
+    """The stage's result: found, or made now if it is wanted."""
+    module = MODULES[stage]
+    identity = {
+        "stage": stage.name,
+        "format": module.FORMAT,
+        **module.identity(context),
+        "parents": {parent.name: context.parent(parent).fingerprint for parent in PARENTS[stage]},
+    }
+    folder = context.work / "artifacts" / stage.name / fingerprint(identity)
+    if (folder / MANIFEST).is_file():
+        log.info("%s: nothing has changed, skipped (%s)", stage.name, folder.name)
+        return _read(stage, folder)
+    if stage not in context.config.stages:
+        raise PipelineError(_missing(stage, identity, folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not (folder / MANIFEST).is_file():
+            log.info("%s: begins (%s)", stage.name, folder.name)
+            tags = {"stage": stage.name, "fingerprint": folder.name, "folder": str(folder)}
+            with run.child(stage.name, tags) as child:
+                metrics, details = module.run(context, folder, child)
+                child.metrics(metrics)
+                child.text(json.dumps(details, indent=2, default=str), "details.json")
+            write_json(folder / MANIFEST, {"identity": identity, "metrics": metrics, "details": details})
+    return _read(stage, folder)
+
+
+def _read(stage: Stage, folder: Path) -> Artifact:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    return Artifact(stage, folder, folder.name, manifest["metrics"], manifest["details"])
+
+
+def _missing(stage: Stage, identity: dict[str, Any], folder: Path) -> str:
+    """Why a result that is needed is not there, and what to do."""
+    others = sorted(folder.parent.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime)
+    message = f"stages: {stage.name} is needed, has no result for these settings, and is not among the stages to run"
+    if others:
+        found = json.loads(others[-1].read_text())["identity"]
+        lines = "\n".join(f"  {line}" for line in differences(identity, found))
+        message += f"\nits latest result differs (found → wanted):\n{lines}"
+    return f"{message}\nadd {stage.name} to stages, or set these keys back"
+
+
+def _quiet() -> None:
+    """One logging handler, no adverts, no progress bars of libraries inside ours."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.WARNING)
+        logger.handlers.clear()
+
+
+def _git_sha() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+
+def nested(flat: dict[str, object]) -> dict[str, object]:
+    """The tree that dotted keys came from."""
+    tree: dict[str, object] = {}
+    for key, value in flat.items():
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})  # type: ignore[assignment]
+        node[leaf] = value
+    return tree

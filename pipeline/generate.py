@@ -1,0 +1,148 @@
+"""Stage generate: the target answers every prompt, in batches, at the temperatures of decoding.
+
+Training prompts are answered once, evaluation prompts at every temperature. Each batch is one shard, written when it is
+done, so a killed run goes on with the next; random numbers are keyed by row, so the bytes are the same.
+"""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import speculative
+from data.responses import Request, Response, batches, read_shards, write_shard
+from data.splits import read_split
+from pipeline import trainer
+from pipeline.config import Generate, Stage
+from pipeline.context import Context
+from pipeline.errors import PipelineError
+from pipeline.tracking import Run
+
+FORMAT = 1
+
+
+def identity(context: Context) -> dict[str, Any]:
+    return {
+        "target": context.target.fingerprint,
+        "precision": str(context.dtype),
+        "system_prompt": context.config.target.system_prompt,
+        "generate": asdict(context.config.generate),
+        "seed": context.config.seed,
+    }
+
+
+def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
+    config = context.config.generate
+    tokenizer = context.target.tokenizer()
+    corpus = context.parent(Stage.corpus).folder
+    requests, truncated = _requests(corpus, tokenizer, config, context.config.target.system_prompt)
+    work = list(enumerate(batches(requests, config.batch_size)))
+    waiting = [(number, batch) for number, batch in work if not _shard(folder, number).is_file()]
+    started = time.perf_counter()
+    if waiting:
+        model = context.target.load(context.dtype)
+        _check_context(model, requests, config)
+        module = _Generator(model, folder, config.max_new_tokens, eos_token_ids(model, tokenizer), context.config.seed)
+        runner = trainer.make(context.config.trainer, folder)
+        runner.predict(module, DataLoader(waiting, batch_size=None, collate_fn=lambda item: item), return_predictions=False)
+        trainer.stop_if_interrupted(runner)
+    seconds = time.perf_counter() - started
+    responses = list(read_shards(folder))
+    tokens = sum(len(response.tokens) for response in responses)
+    written = sum(1 for _ in waiting)
+    details = {
+        "responses": len(responses),
+        "response_tokens": tokens,
+        "prompts_truncated": truncated,
+        "stopped_by_themselves": sum(response.stopped for response in responses),
+        "shards_written": written,
+        "tokens_per_second": tokens * written / max(len(work), 1) / max(seconds, 1e-9),
+    }
+    return {"generate/tokens_per_second": details["tokens_per_second"], "generate/response_tokens": tokens}, details
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every id that ends a response: those of the generation config and the tokenizer's."""
+    configured = model.generation_config.eos_token_id
+    ids = configured if isinstance(configured, list) else [configured]
+    return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str, system_prompt: str | None) -> list[int]:
+    """The prompt in the target's chat template; plain text where it has none."""
+    if tokenizer.chat_template is None:
+        return tokenizer(text)["input_ids"]
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    messages = [*system, {"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+
+
+def _requests(
+    corpus: Path, tokenizer: PreTrainedTokenizerBase, config: Generate, system_prompt: str | None
+) -> tuple[list[Request], int]:
+    requests: list[Request] = []
+    truncated = 0
+    for split in ("train", "validation", "test"):
+        for place, prompt in enumerate(read_split(corpus / f"{split}.parquet")):
+            ids = prompt_ids(tokenizer, prompt.text, system_prompt)
+            if len(ids) > config.max_prompt_tokens:
+                truncated += 1
+                ids = ids[-config.max_prompt_tokens :]
+            temperatures = [_share(place, config)] if split == "train" else config.temperatures
+            for temperature in temperatures:
+                requests.append(Request(len(requests), split, prompt.id, prompt.kind, temperature, tuple(ids)))
+    return requests, truncated
+
+
+def _share(place: int, config: Generate) -> float:
+    """The temperature of training prompt number ``place``: shares are met as evenly as whole prompts allow."""
+    total, reached = sum(config.shares), 0.0
+    point = (place * 0.6180339887498949) % 1.0
+    for temperature, share in zip(config.temperatures, config.shares, strict=True):
+        reached += share / total
+        if point < reached:
+            return temperature
+    return config.temperatures[-1]
+
+
+def _check_context(model: PreTrainedModel, requests: list[Request], config: Generate) -> None:
+    longest = max(len(request.prompt) for request in requests) + config.max_new_tokens
+    context = getattr(model.config, "max_position_embeddings", None)
+    if context and longest > context:
+        raise PipelineError(
+            f"generate.max_prompt_tokens={config.max_prompt_tokens} and generate.max_new_tokens={config.max_new_tokens}: "
+            f"the target's context holds {context} positions, these prompts need {longest}; lower one of the two"
+        )
+
+
+def _shard(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.parquet"
+
+
+class _Generator(L.LightningModule):
+    """One batch of requests in, one shard out."""
+
+    def __init__(self, model: PreTrainedModel, folder: Path, limit: int, eos: list[int], seed: int) -> None:
+        super().__init__()
+        self.model, self.folder, self.limit, self.eos, self.seed = model, folder, limit, eos, seed
+
+    def predict_step(self, item: tuple[int, list[Request]]) -> None:
+        number, batch = item
+        done = speculative.generate(
+            self.model,
+            [request.prompt for request in batch],
+            max_new_tokens=self.limit,
+            sampling=speculative.Sampling(batch[0].temperature),
+            eos_token_ids=self.eos,
+            seed=self.seed,
+            row_keys=[request.key for request in batch],
+        )
+        rows = zip(batch, done.tokens, done.stopped, strict=True)
+        write_shard(_shard(self.folder, number), (Response(r, tuple(t), stopped) for r, t, stopped in rows))
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        return batch  # ids in Python lists; the engine moves them
