@@ -1,0 +1,69 @@
+"""Agreement of target and draft on held-out text that the target generated, dense and teacher-forced.
+
+For every response: the acceptance probability of a draft at each of its positions, under the very distributions that
+decoding draws from, and the divergences at temperature 1 (at the decoding temperature if that is above 0).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from rich.progress import track
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from data.responses import Response
+from speculative import Draft, Sampling
+from speculative.alignment import Agreement, agreement
+from speculative.sampling import probabilities
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """``acceptance``: by response, by position; ``sums`` of each agreement measure over ``positions`` positions."""
+
+    acceptance: list[list[float]]
+    sums: dict[str, float]
+    positions: int
+
+    @property
+    def means(self) -> dict[str, float]:
+        return {name: value / self.positions for name, value in self.sums.items()}
+
+    @property
+    def overlap(self) -> float:
+        """Mean acceptance probability of one drafted token under the decoding distributions."""
+        return sum(map(sum, self.acceptance)) / self.positions
+
+
+@torch.inference_mode()
+def measure(
+    target: PreTrainedModel, drafts: Sequence[Draft], responses: Sequence[Response], sampling: Sampling, title: str
+) -> list[HeldOut]:
+    """One HeldOut for each draft, all against one pass of the target."""
+    acceptance: list[list[list[float]]] = [[] for _ in drafts]
+    sums = [{field.name: 0.0 for field in fields(Agreement)} for _ in drafts]
+    for response in track(responses, description=f"{title:<28}", transient=True):
+        ids = torch.tensor([response.request.prompt + response.tokens], device=target.device)
+        keep = len(response.tokens) + 1
+        logits = target(input_ids=ids, logits_to_keep=keep, use_cache=False).logits[0, :-1].float()
+        p = probabilities(logits, sampling)
+        scale = 1.0 if sampling.greedy else sampling.temperature
+        for place, draft in enumerate(drafts):
+            guess = draft.model(input_ids=ids, logits_to_keep=keep, use_cache=False).logits[0, :-1].float()
+            acceptance[place].append(_overlap(p, probabilities(guess, sampling), draft.vocabulary).tolist())
+            measured = agreement(logits / scale, guess / scale, draft.vocabulary)
+            for name in sums[place]:
+                sums[place][name] += float(getattr(measured, name).double().sum())
+    positions = sum(len(response.tokens) for response in responses)
+    return [HeldOut(a, s, positions) for a, s in zip(acceptance, sums, strict=True)]
+
+
+def _overlap(p: Tensor, q: Tensor, vocabulary: Tensor | None) -> Tensor:
+    """Σ min(p, q) by position, (N,)."""
+    return torch.minimum(p if vocabulary is None else p[:, vocabulary], q).sum(-1)
+
+
+def of_split(responses: Sequence[Response], split: str, temperature: float) -> list[Response]:
+    """The non-empty responses of one split written at one temperature."""
+    return [r for r in responses if r.tokens and r.request.split == split and r.request.temperature == temperature]

@@ -1,0 +1,88 @@
+"""The Lightning module of distillation: one loss, validation counts, a warm-up and cosine schedule.
+
+Validation keeps sums and counts and divides last. A loss that is not finite stops training at once; the last
+checkpoint stays. It knows nothing of files.
+"""
+
+import math
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from data.batching import Batch
+from pipeline import losses
+from pipeline.config import Optimizer
+from pipeline.errors import PipelineError
+from speculative import Draft
+
+
+class Distillation(L.LightningModule):
+    """Trains a draft on batches of stored target distributions."""
+
+    def __init__(self, draft: Draft, vocabulary_size: int, config: Optimizer, steps: int, names: list[str], seed: int) -> None:
+        """``names`` are those of the validation loaders; ``vocabulary_size`` is the target's."""
+        super().__init__()
+        self.model, self.config, self.steps, self.names, self.seed = draft.model, config, steps, names, seed
+        draft_ids = None
+        if draft.vocabulary is not None:
+            draft_ids = torch.full((vocabulary_size,), -1)
+            draft_ids[draft.vocabulary] = torch.arange(len(draft.vocabulary))
+        self.register_buffer("draft_ids", draft_ids, persistent=False)
+        self.sums: dict[str, list[float]] = {}
+
+    def log_q(self, batch: Batch) -> Tensor:
+        """Log-probabilities (N, D) of the draft at the marked positions; the head runs at no others."""
+        hidden = self.model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        logits = self.model.get_output_embeddings()(hidden[batch.predicts])
+        return logits.float().log_softmax(-1)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = losses.forward_kl(self.log_q(batch), losses.support(batch.targets, self.draft_ids)).mean()
+        if not torch.isfinite(loss):
+            raise PipelineError(
+                f"optimizer.learning_rate={self.config.learning_rate:g}: the loss is {loss.item()} at step {self.global_step}; "
+                "the last good checkpoint is kept. Lower the learning rate or optimizer.gradient_clip"
+            )
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        self.sums = {name: [0.0, 0.0, 0.0, 0.0] for name in self.names}
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        log_q, target = self.log_q(batch), losses.support(batch.targets, self.draft_ids)
+        values = (losses.overlap_at_least(log_q, target), losses.top1(log_q, target), losses.forward_kl(log_q, target))
+        sums = self.sums[self.names[dataloader_idx]]
+        sums[0] += len(log_q)
+        for place, value in enumerate(values, start=1):
+            sums[place] += float(value.sum())
+
+    def on_validation_epoch_end(self) -> None:
+        for name, (count, overlap, top1, divergence) in self.sums.items():
+            self.log(f"{name}/overlap", overlap / count, prog_bar=name == self.names[0])
+            self.log(f"{name}/top1", top1 / count)
+            self.log(f"{name}/forward_kl", divergence / count)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": self.config.weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=self.config.learning_rate, betas=tuple(self.config.betas))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._share_of_rate)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _share_of_rate(self, step: int) -> float:
+        warmup = max(1, round(self.config.warmup_share * self.steps))
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = min(1.0, (step - warmup) / max(1, self.steps - warmup))
+        return self.config.final_share + (1 - self.config.final_share) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def freeze_embedding(model: nn.Module) -> None:
+    """The embedding stays the target's: it is most of a small draft's parameters and gains little."""
+    model.get_input_embeddings().weight.requires_grad_(False)
