@@ -1,0 +1,61 @@
+"""transformers' own ``generate``, alone or assisted, as oracle and as baseline: the same tokens, the best settings.
+
+Assistance runs at our K with a constant schedule and no confidence stop: its defaults draft 20 tokens and are slower.
+"""
+
+import time
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from speculative import Sampling
+
+
+def timed(
+    target: PreTrainedModel,
+    prompt: list[int],
+    new_tokens: int,
+    sampling: Sampling,
+    seed: int,
+    assistant: PreTrainedModel | None = None,
+    draft_tokens: int = 0,
+) -> float:
+    """Seconds to continue ``prompt`` by exactly ``new_tokens`` tokens."""
+    started = time.perf_counter()
+    generated = continue_text(target, prompt, new_tokens, sampling, seed, assistant, draft_tokens)
+    seconds = time.perf_counter() - started
+    if len(generated) != new_tokens:
+        raise RuntimeError(f"transformers wrote {len(generated)} tokens where {new_tokens} were asked for")
+    return seconds
+
+
+def continue_text(
+    target: PreTrainedModel,
+    prompt: list[int],
+    new_tokens: int,
+    sampling: Sampling,
+    seed: int,
+    assistant: PreTrainedModel | None = None,
+    draft_tokens: int = 0,
+) -> list[int]:
+    """The new ids, EOS ids being no reason to stop."""
+    options = {} if sampling.greedy else {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    config = GenerationConfig(do_sample=not sampling.greedy, max_new_tokens=new_tokens, pad_token_id=0, **options)
+    if assistant is not None:
+        assistant.generation_config.num_assistant_tokens = draft_tokens
+        assistant.generation_config.num_assistant_tokens_schedule = "constant"
+        assistant.generation_config.assistant_confidence_threshold = 0.0
+    endings = [model.generation_config for model in (target, assistant) if model is not None]
+    kept = [ending.eos_token_id for ending in endings]
+    ids = torch.tensor([prompt], device=target.device)
+    try:
+        for ending in endings:
+            ending.eos_token_id = None
+        with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            helper = {} if assistant is None else {"assistant_model": assistant}
+            output = target.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **helper)
+    finally:
+        for ending, eos in zip(endings, kept, strict=True):
+            ending.eos_token_id = eos
+    return output[0, len(prompt) :].tolist()
