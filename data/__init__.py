@@ -1,1 +1,1 @@
-"""Code about data: prompts and their splits, responses, cached logits, batches, and folders that are whole or absent."""
+"""Code about data: prompts and their splits, responses, cached logits, batches, folders that are whole or absent."""

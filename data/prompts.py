@@ -27,7 +27,8 @@ class Prompt:
 class Corpus:
     """Prompts by split, and how many were lost where.
 
-    ``counts``, all in prompts: "read" = "kept" + the sum of "dropped/<reason>"; "truncated/<reason>" are among the read.
+    ``counts``, all in prompts: "read" = "kept" + the sum of "dropped/<reason>";
+    "truncated/<reason>" are among those read.
     """
 
     splits: dict[str, list[Prompt]]

@@ -38,7 +38,7 @@ def read(
         path: file, folder or Hugging Face dataset name.
         column: column that holds the prompt; a list of chat turns counts as its first user turn. A text file has no
             columns: each line is a prompt.
-        document_column: column that says which rows belong together; None, or a null in a row, stands for the row alone.
+        document_column: column that says which rows belong together; None, or a null in a row, makes the row its own.
         split: split of a Hugging Face dataset; files have none.
     """
     prompts: list[Prompt] = []
@@ -82,6 +82,8 @@ def first_user_turn(value: Any) -> str | None:
 
 def _tables(path: str, split: str) -> Iterator[tuple[str, bool, Dataset]]:
     """Each table with the name that its rows go by, and whether it is plain text."""
+    if not path:  # Path("") would be the working directory
+        raise CorpusError(f"corpus.path is empty; {_FIX}")
     place = Path(path).expanduser()
     if place.is_dir():
         files = [f for f in sorted(place.rglob("*")) if f.suffix.lower() in _READERS and f.is_file()]

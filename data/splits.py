@@ -75,9 +75,9 @@ def _assign(sources: set[str], fractions: Mapping[str, float], limits: Mapping[s
         donor = max(spare, key=spare.__getitem__, default=name)
         if spare.get(donor, 0) < 1:
             raise CorpusError(
-                f"corpus.{name}={limits[name]} gets no prompt: the corpus has {len(sources)} source(s), too few for its "
-                f"splits; add prompts to corpus.path, set corpus.document_column to a column that tells more documents "
-                f"apart (or to null: each row by itself), or set corpus.{name}=0"
+                f"corpus.{name}={limits[name]} gets no prompt: the corpus has {len(sources)} source(s), too few for "
+                f"its splits; add prompts to corpus.path, set corpus.document_column to a column that tells more "
+                f"documents apart (or to null: each row by itself), or set corpus.{name}=0"
             )
         givers = [source for source, place in places.items() if place == donor]
         places[min(givers, key=lambda source: fingerprint([seed, name, source]))] = name

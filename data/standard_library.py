@@ -21,7 +21,7 @@ SHORTEST = 20  # characters of documentation below which there is nothing to ans
 LONGEST_SIGNATURE = 240
 
 _SKIPPED = frozenset(
-    "site-packages dist-packages test tests idlelib idle_test lib2to3 turtledemo ensurepip __pycache__".split()
+    {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "__pycache__"}
 )
 # Pure-Python twins of C modules hold the documentation; users know them by the public name.
 _TWINS = {"_pydecimal": "decimal", "_pydatetime": "datetime", "_pyio": "io", "_collections_abc": "collections.abc"}
@@ -105,8 +105,8 @@ def clip(text: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     head = text[: longest - 3]
-    words = head if text[longest - 3].isspace() else head[: max(head.rfind(" "), head.rfind("\n"))] or head
-    return words.rstrip() + "..."
+    end = longest - 3 if text[longest - 3].isspace() else max(head.rfind(" "), head.rfind("\n"))
+    return (head[:end] if end > 0 else head).rstrip() + "..."
 
 
 def _modules(folder: Path) -> Iterator[tuple[Path, str]]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import MLFlowLogger
-from matplotlib.figure import Figure
 from mlflow.entities import Metric, Param, RunStatus, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -46,11 +45,11 @@ class Run:
     def tags(self, values: dict[str, str]) -> None:
         self.client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in values.items()])
 
-    def figure(self, figure: Figure, name: str) -> None:
-        self.client.log_figure(self.run_id, figure, name)
-
     def table(self, columns: dict[str, list[Any]], name: str) -> None:
         self.client.log_table(self.run_id, columns, name)
+
+    def file(self, path: Path) -> None:
+        self.client.log_artifact(self.run_id, str(path))
 
     def text(self, text: str, name: str) -> None:
         self.client.log_text(self.run_id, text, name)

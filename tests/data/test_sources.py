@@ -105,7 +105,12 @@ def test_a_missing_path_says_what_to_give():
     )
 
 
-def test_a_dataset_that_cannot_be_had(tmp_path):
+def test_an_empty_path_is_not_the_working_directory():
+    with pytest.raises(CorpusError, match=r"corpus.path is empty; give a JSONL"):
+        sources.read("")
+
+
+def test_a_dataset_that_cannot_be_had():
     with pytest.raises(CorpusError, match=r"corpus.path=nobody/nothing is no file here and does not load"):
         sources.read("nobody/nothing")
 

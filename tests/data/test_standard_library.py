@@ -45,7 +45,7 @@ def test_the_real_library_has_many_sources_and_no_private_or_dotted_one(real):
     assert not [s for s in sources if "." in s or s.startswith("_") or s in ("test", "idlelib")]
 
 
-def test_reading_twice_gives_the_same(tmp_path, real):
+def test_reading_twice_gives_the_same(real):
     assert standard_library.read() == real
 
 
@@ -54,7 +54,7 @@ def test_what_is_skipped(tmp_path):
     folder = library(
         tmp_path,
         {
-            "good.py": f"def f(x: int = 1) -> int:\n    {doc.format(1)}\ndef _g():\n    {doc.format(2)}\ndef h(): pass\n",
+            "good.py": f"def f(x: int = 1) -> int:\n    {doc.format(1)}\ndef _g():\n    {doc.format(2)}\n",
             "package/inner/deep.py": f"class A(dict):\n    def m(self):\n        {doc.format(3)}\n",
             "_private.py": f"def f():\n    {doc.format(4)}\n",
             "test/a.py": f"def f():\n    {doc.format(5)}\n",

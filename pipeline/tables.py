@@ -1,0 +1,132 @@
+"""The table at the end of a run: what was built, how well it agrees, how much time it saves, where things are."""
+
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.config import Stage
+from pipeline.context import Context
+
+
+def show(context: Context, uri: str) -> None:
+    """Print what is known of this run."""
+    console = Console()
+    rows = summary(context)
+    if Stage.export in context.artifacts:
+        rows.append(("export", context.parent(Stage.export).details["folder"]))
+    rows.append(("tracking", f"mlflow ui --backend-store-uri {uri} --host 127.0.0.1   (or: make ui)"))
+    table = Table(title="Draftsmith", title_justify="left", show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    console.print(table)
+
+
+def summary(context: Context) -> list[tuple[str, str]]:
+    """Rows (name, text) for the stages that are there."""
+    have = context.artifacts
+    rows = []
+    if Stage.corpus in have:
+        details = have[Stage.corpus].details
+        counts = ", ".join(f"{key} {value:,}" for key, value in details["counts"].items())
+        rows.append(("corpus", f"{_parts(details['prompts'])}  ({counts})"))
+    if Stage.generate in have:
+        rows.append(("target", f"{context.target.name}, {str(context.dtype).removeprefix('torch.')}"))
+        details = have[Stage.generate].details
+        rows.append(
+            ("responses", f"{details['responses']:,} with {details['response_tokens']:,} tokens; "
+             f"{details['prompts_truncated']} prompts cut from the left")
+        )  # fmt: skip
+    if Stage.logits in have:
+        details = have[Stage.logits].details
+        rows.append(("logits", f"{details['positions']:,} positions, {details['bytes_per_position']:.0f} bytes each"))
+    if Stage.distil in have:
+        rows += _draft(have[Stage.distil].details)
+    if Stage.speculate in have and Stage.calibrate in have:
+        rows += _speed(have[Stage.speculate].details, have[Stage.calibrate].details)
+    return rows
+
+
+def _parts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in counts.items())
+
+
+def _draft(details: dict[str, Any]) -> list[tuple[str, str]]:
+    shape = details["shape"]
+    text = (
+        f"{shape['layers']} layers, width {shape['width']}, vocabulary {shape['vocabulary']:,} "
+        f"(covers {details['vocabulary_coverage']:.1%} of generated text), {shape['parameters'] / 1e6:.1f} M parameters, "
+        f"{shape['read_per_step'] / 1e6:.1f} M read a step"
+    )
+    training = f"{details['train_positions']:,} positions, {details['epochs']:.1f} epochs, best at step {details['best_step']}"
+    return [("draft", text), ("training", training)]
+
+
+def _speed(speculate: dict[str, Any], calibrate: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    for temperature, entry in speculate["by_temperature"].items():
+        costs = calibrate["by_temperature"][temperature]
+        before, after = entry["before"], entry["after"]
+        rows.append((
+            f"alignment T={temperature}",
+            f"forward KL {before['forward_kl']:.2f} → {after['forward_kl']:.2f}, overlap {before['overlap']:.3f} → "
+            f"{after['overlap']:.3f}, top-1 {before['top1']:.3f} → {after['top1']:.3f}  (before → after, "
+            f"{entry['positions']:,} positions of held-out text)",
+        ))  # fmt: skip
+        rows.append((
+            f"acceptance T={temperature}",
+            f"rate {_number(entry['acceptance_rate'])} at K={entry['draft_tokens']}, {entry['tokens_per_round']:.2f} tokens a "
+            f"round (predicted {entry['tokens_per_round_predicted']:.2f}); by position "
+            + " ".join(_number(rate) for rate in entry["by_position"]),
+        ))  # fmt: skip
+        rows.append((f"speed T={temperature}", _ratio(entry, costs)))
+        if entry["ratio"]["low"] < 1:
+            rows.append((f"verdict T={temperature}", verdict(entry, costs)))
+    lossless = speculate["lossless"]
+    rows.append((
+        "lossless",
+        f"{lossless['prompts'] - lossless['different']} of {lossless['prompts']} held-out prompts: greedy speculative output "
+        "equals greedy plain output (float32, token for token)",
+    ))  # fmt: skip
+    return rows
+
+
+def _ratio(entry: dict[str, Any], costs: dict[str, Any]) -> str:
+    ratio = entry["ratio"]
+    text = (
+        f"{ratio['median']:.2f}× [{ratio['low']:.2f}, {ratio['high']:.2f}], predicted {entry['predicted']:.2f}×; "
+        f"{entry['plain_tokens_per_second']:.1f} → {entry['speculative_tokens_per_second']:.1f} tokens/s"
+    )
+    if "ratio_transformers" in entry:
+        text += (
+            f"; against transformers generate {entry['ratio_transformers']['median']:.2f}×, "
+            f"its assisted generation {entry['ratio_assisted']['median']:.2f}×"
+        )
+    return text + f"; break-even overlap {costs['break_even_overlap']:.2f}"
+
+
+def verdict(entry: dict[str, Any], costs: dict[str, Any]) -> str:
+    """Why speculation does not clearly win here."""
+    length = entry["draft_tokens"]
+    stored = costs["costs"]
+    cost = length * stored["draft"] + stored["verify"][length] + stored["other"][length]
+    word = "loses" if entry["ratio"]["high"] < 1 else "is not shown to win"
+    reason = (
+        f"a round costs {cost:.2f} plain steps (drafting {length * stored['draft']:.2f}, verification "
+        f"{stored['verify'][length]:.2f}) and yields {entry['tokens_per_round']:.2f} tokens"
+    )
+    overlap = f"acceptance {entry['after']['acceptance']:.2f} against a break-even of {costs['break_even_overlap']:.2f}"
+    return f"speculation {word} on this machine: {reason}; {overlap}"
+
+
+def markdown(rows: list[tuple[str, str]]) -> str:
+    """The same rows as a Markdown table."""
+    lines = [f"| {name} | {value.replace('|', '/')} |" for name, value in rows]
+    return "\n".join(["| | |", "| --- | --- |", *lines]) + "\n"
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.2f}"
