@@ -19,7 +19,17 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config import Config, check
 from pipeline.errors import PipelineError
 
-ConfigStore.instance().store("schema", Config)
+
+
+def _schema() -> DictConfig:
+    """The types of all keys. OmegaConf takes frozen for read-only, which composition must be allowed to fill."""
+    schema = OmegaConf.structured(Config)
+    for node in (schema, *(schema._get_node(key) for key in schema)):
+        OmegaConf.set_readonly(node, None)
+    return schema
+
+
+ConfigStore.instance().store("schema", _schema())
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")

@@ -1,0 +1,1 @@
+"""YAML values by config group; the types are in ``pipeline.config``."""
