@@ -115,9 +115,7 @@ def _file(file: Path, name: str, path: str) -> tuple[str, bool, Dataset]:
         try:
             # Globs in a file's own name would otherwise be expanded.
             escaped = re.sub(r"([*?\[])", r"[\1]", str(file.resolve()))
-            table = load_dataset(
-                reader, data_files={"train": [escaped]}, split="train", cache_dir=cache, keep_in_memory=True
-            )
+            table = load_dataset(reader, data_files={"train": [escaped]}, split="train", cache_dir=cache, keep_in_memory=True)
         except (DatasetsError, OSError, ValueError) as error:
             reason = str(error.__cause__ or error).strip().partition("\n")[0]
             raise CorpusError(

@@ -68,7 +68,7 @@ class Generate:
     shares: list[float] = field(default_factory=lambda: [0.75, 0.25])
     max_new_tokens: int = 128
     max_prompt_tokens: int = 256
-    batch_size: int = 64
+    batch_size: int = 128
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Codec:
 
 @dataclass(frozen=True)
 class Draft:
+    path: str | None = None
     layers: list[int] = field(default_factory=lambda: [0, -1])
     vocabulary_size: int = 8192
     train_embedding: bool = False
@@ -202,7 +203,6 @@ def check(config: Config) -> None:
             "generate.shares", generate.shares, "give one share ≥ 0 for each of generate.temperatures")  # fmt: skip
     require(decoding.draft_tokens is None or 0 < decoding.draft_tokens <= decoding.longest_draft, "decoding.draft_tokens",
             decoding.draft_tokens, "null lets calibration choose; else 1 … decoding.longest_draft")  # fmt: skip
-    require(bool(draft.layers), "draft.layers", "[]", "name at least one layer of the target")
     require(draft.vocabulary_size >= 0, "draft.vocabulary_size", draft.vocabulary_size, "0 keeps the whole vocabulary")
     require(0 < decoding.top_p <= 1, "decoding.top_p", decoding.top_p, "give a number in (0, 1]")
     require(decoding.top_k >= 0, "decoding.top_k", decoding.top_k, "0 switches it off")

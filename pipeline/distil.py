@@ -18,7 +18,7 @@ from data.batching import LengthGroupedBatches, collate
 from data.logit_cache import LogitCache
 from data.responses import read_shards
 from pipeline import draft as drafts
-from pipeline import trainer
+from pipeline import existing, trainer
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
@@ -37,7 +37,7 @@ def identity(context: Context) -> dict[str, Any]:
     shared = ("accelerator", "devices", "num_nodes", "strategy", "precision")
     return {
         "target": context.target.fingerprint,
-        "draft": asdict(config.draft),
+        "draft": asdict(config.draft) | {"files": existing.fingerprint_of(config.draft.path)},
         "objective": config.objective.divergence.name,
         "optimizer": asdict(config.optimizer),
         "trainer": {key: value for key, value in asdict(config.trainer).items() if key not in shared},
@@ -54,8 +54,9 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     draft, coverage = initial(context)
     if not context.config.draft.train_embedding:
         freeze_embedding(draft.model)
-    vocabulary_size = draft.model.config.vocab_size
-    module = Distillation(draft, vocabulary_size, context.config.optimizer, config.max_steps, names, context.config.seed)
+    module = Distillation(
+        draft, context.target.vocabulary_size, context.config.optimizer, config.max_steps, names, context.config.seed
+    )
     module.model.train()
     checkpoints = folder / "checkpoints"
     # The first evaluation text is that of the first decoding temperature above 0, where overlap is what counts.
@@ -88,7 +89,11 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     )
     if start < config.max_steps:
         batches = LengthGroupedBatches(
-            train.lengths, config.batch_size, config.max_steps * config.accumulate, context.config.seed, start * config.accumulate
+            train.lengths,
+            config.batch_size,
+            config.max_steps * config.accumulate,
+            context.config.seed,
+            start * config.accumulate,
         )
         loader = DataLoader(train, batch_sampler=batches, collate_fn=collate)
         runner.fit(module, loader, validation, ckpt_path=str(last) if start else None, weights_only=True)
@@ -113,20 +118,25 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
 def initial(context: Context) -> tuple[Draft, float]:
     """The draft before distillation, and the share of generated text that its vocabulary covers."""
     config = context.config.draft
-    model = context.target.load(torch.float32)
-    if config.vocabulary_size > model.config.vocab_size:
+    tokenizer = context.target.tokenizer()
+    source = context.target.load(torch.float32)
+    size, eos = source.config.vocab_size, eos_token_ids(source, tokenizer)
+    if config.path is not None:
+        source = existing.load(config.path, tokenizer)
+    rows = source.get_output_embeddings().weight.shape[0]
+    if config.vocabulary_size > min(rows, size):
         raise PipelineError(
-            f"draft.vocabulary_size={config.vocabulary_size}: the target has {model.config.vocab_size} tokens; "
-            "give fewer, or 0 for all"
+            f"draft.vocabulary_size={config.vocabulary_size}: there are {min(rows, size)} tokens; give fewer, or 0 for all"
         )
     vocabulary: Tensor | None = None
     coverage = 1.0
-    if 0 < config.vocabulary_size < model.config.vocab_size:
+    if 0 < config.vocabulary_size < size:
         responses = read_shards(context.parent(Stage.generate).folder)
         texts = (response.tokens for response in responses if response.request.split == "train")
-        always = eos_token_ids(model, context.target.tokenizer())
-        vocabulary, coverage = drafts.choose_vocabulary(texts, config.vocabulary_size, always)
-    return drafts.build(model, config, vocabulary), coverage
+        vocabulary, coverage = drafts.choose_vocabulary(texts, config.vocabulary_size, eos)
+    elif rows != size:
+        vocabulary = torch.arange(len(tokenizer))  # families pad their matrices differently over one tokenizer
+    return drafts.build(source, config, vocabulary), coverage
 
 
 def _precision(context: Context) -> torch.dtype:
@@ -145,4 +155,3 @@ def _scores(checkpoint: dict[str, Any], names: list[str]) -> dict[str, float]:
     """The overlap that chose the checkpoint, from the callback's own state."""
     states: Iterator[dict[str, Any]] = (s for key, s in checkpoint["callbacks"].items() if "ModelCheckpoint" in key)
     return {f"{names[0]}/overlap": float(next(states)["best_model_score"])}
-

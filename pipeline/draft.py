@@ -47,25 +47,25 @@ def choose_vocabulary(responses: Iterable[Iterable[int]], size: int, always: Ite
     return torch.tensor(sorted(chosen)), covered
 
 
-def build(target: PreTrainedModel, config: DraftConfig, vocabulary: Tensor | None) -> Draft:
-    """A float32 draft whose every part starts from the target's.
+def build(source: PreTrainedModel, config: DraftConfig, vocabulary: Tensor | None) -> Draft:
+    """A float32 draft whose every part starts from the ``source``'s: the target, or a model that exists.
 
     Raises:
-        PipelineError: a layer that the target does not have, or an architecture whose layers are not found.
+        PipelineError: a layer that the source does not have, or an architecture whose layers are not found.
     """
-    depth = target.config.num_hidden_layers
+    depth = source.config.num_hidden_layers
     wrong = [layer for layer in config.layers if not -depth <= layer < depth]
     if wrong:
-        raise PipelineError(f"draft.layers={wrong}: the target has layers 0 … {depth - 1} (negative counts from the end)")
-    chosen = [layer % depth for layer in config.layers]
-    model = _empty(_shallow(target.config, chosen), vocabulary)
-    parts = dict(target.state_dict())
-    prefix = _layer_prefix(target)
+        raise PipelineError(f"draft.layers={wrong}: the model has layers 0 … {depth - 1} (negative counts from the end)")
+    chosen = [layer % depth for layer in config.layers] or list(range(depth))
+    model = _empty(_shallow(source.config, chosen), vocabulary)
+    parts = dict(source.state_dict())
+    prefix = _layer_prefix(source)
     state = {name: tensor for name, tensor in parts.items() if not name.startswith(prefix)}
     for new, old in enumerate(chosen):
         start = f"{prefix}{old}."
         state |= {f"{prefix}{new}.{n.removeprefix(start)}": t for n, t in parts.items() if n.startswith(start)}
-    head = target.get_output_embeddings().weight
+    head = source.get_output_embeddings().weight
     name = next(n for n, m in model.named_modules() if m is model.get_output_embeddings())
     state[f"{name}.weight"] = head if vocabulary is None else head[vocabulary]
     model.load_state_dict({name: tensor.detach().float().clone() for name, tensor in state.items()})

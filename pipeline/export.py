@@ -47,7 +47,10 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
 
     destination.parent.mkdir(parents=True, exist_ok=True)
     publish_folder(destination, fill)
-    return {f"export/{name}": value for name, value in comparison.items()}, {"folder": os.path.relpath(destination), **comparison}
+    return {f"export/{name}": value for name, value in comparison.items()}, {
+        "folder": os.path.relpath(destination),
+        **comparison,
+    }
 
 
 def _write(context: Context, expansion: Expansion, folder: Path) -> None:
@@ -77,5 +80,7 @@ def _compare(folder: Path, trained: Draft, texts: list[Response]) -> dict[str, f
             inside = (kept.logsumexp(-1) - exported.logsumexp(-1)).exp()
             mass = max(mass, float(1 - inside.min()))
     if worst > TOLERANCE:
-        raise PipelineError(f"export: the reloaded draft's logits differ from the trained draft's by {worst:.2e} (> {TOLERANCE})")
+        raise PipelineError(
+            f"export: the reloaded draft's logits differ from the trained draft's by {worst:.2e} (> {TOLERANCE})"
+        )
     return {"largest_logit_difference": worst, "excluded_mass": mass}

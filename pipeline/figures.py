@@ -44,8 +44,10 @@ def _positions(axis: Axes, by_temperature: dict[str, Any]) -> None:
     for (temperature, entry), colour in zip(by_temperature.items(), (AFTER, ACCENT, "#2f855a", "#6b46c1"), strict=False):
         rates = entry["by_position"]
         axis.plot(range(1, len(rates) + 1), rates, "o-", color=colour, label=f"T={temperature}, K={entry['draft_tokens']}")
+    longest = max(len(entry["by_position"]) for entry in by_temperature.values())
     axis.set_ylim(0, 1)
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set_xlim(0.5, longest + 0.5)
+    axis.set_xticks(range(1, longest + 1))
     axis.set_xlabel("position in the block")
     axis.set_title("P(accepted | all before it accepted)")
     axis.legend(frameon=False, fontsize=9)
@@ -62,6 +64,7 @@ def _costs(axis: Axes, by_temperature: dict[str, Any]) -> None:
     below = [a + b for a, b in zip(draft, verify, strict=True)]
     axis.bar(lengths, costs.other, bottom=below, color=BEFORE, label="all else o")
     axis.axhline(1, color="black", linewidth=0.8, linestyle=":")
+    axis.set_xticks(lengths)
     axis.set_xlabel("K, drafted tokens a round")
     axis.set_ylabel("plain steps")
     axis.set_title(f"Cost of a round (plain step: {costs.plain_seconds * 1e3:.1f} ms)")

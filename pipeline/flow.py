@@ -141,7 +141,6 @@ def _git_sha() -> str:
     return done.stdout.strip() or "unknown"
 
 
-
 def nested(flat: dict[str, object]) -> dict[str, object]:
     """The tree that dotted keys came from."""
     tree: dict[str, object] = {}

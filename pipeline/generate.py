@@ -130,7 +130,7 @@ class _Generator(L.LightningModule):
         super().__init__()
         self.model, self.folder, self.limit, self.eos, self.seed = model, folder, limit, eos, seed
 
-    def predict_step(self, item: tuple[int, list[Request]]) -> None:
+    def predict_step(self, item: tuple[int, list[Request]]) -> int:
         number, batch = item
         done = speculative.generate(
             self.model,
@@ -143,6 +143,7 @@ class _Generator(L.LightningModule):
         )
         rows = zip(batch, done.tokens, done.stopped, strict=True)
         write_shard(_shard(self.folder, number), (Response(r, tuple(t), stopped) for r, t, stopped in rows))
+        return number
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
         return batch  # ids in Python lists; the engine moves them

@@ -93,7 +93,7 @@ class _Teacher(L.LightningModule):
         super().__init__()
         self.model = model
 
-    def predict_step(self, item: tuple[Path, list[Response], int]) -> None:
+    def predict_step(self, item: tuple[Path, list[Response], int]) -> int:
         path, batch, k = item
         width = max(response.length for response in batch)
         tokens = torch.zeros(len(batch), width, dtype=torch.long)
@@ -110,6 +110,7 @@ class _Teacher(L.LightningModule):
         targets = {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]}
         rows = [([*r.request.prompt, *r.tokens], len(r.request.prompt)) for r in batch]
         write_shard(path, rows, targets)
+        return len(rows)
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
         return batch

@@ -20,7 +20,6 @@ from pipeline.config import Config, check
 from pipeline.errors import PipelineError
 
 
-
 def _schema() -> DictConfig:
     """The types of all keys. OmegaConf takes frozen for read-only, which composition must be allowed to fill."""
     schema = OmegaConf.structured(Config)
@@ -43,7 +42,9 @@ def _entry(composed: DictConfig) -> float:
         (work / ".writable").touch()
         (work / ".writable").unlink()
     except OSError as error:
-        raise PipelineError(f"paths.work={config.paths.work}: not writable ({error.strerror}); choose another folder") from error
+        raise PipelineError(
+            f"paths.work={config.paths.work}: not writable ({error.strerror}); choose another folder"
+        ) from error
     from pipeline.flow import execute  # torch and its company are not needed to print help
 
     output = Path(HydraConfig.get().runtime.output_dir)

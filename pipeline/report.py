@@ -37,4 +37,6 @@ def publish(context: Context, run: Run) -> None:
         (temperature, k, rate) for temperature, entry in details.items() for k, rate in enumerate(entry["by_position"], start=1)
     ]
     columns = zip(*positions, strict=True)
-    run.table(dict(zip(("temperature", "position", "accepted"), map(list, columns), strict=True)), "acceptance_by_position.json")
+    run.table(
+        dict(zip(("temperature", "position", "accepted"), map(list, columns), strict=True)), "acceptance_by_position.json"
+    )

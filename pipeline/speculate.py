@@ -9,14 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel
 
 import speculative
 from data.responses import Response, read_shards
-from pipeline import baselines, distil, held_out, trainer
+from pipeline import distil, held_out, race, trainer
 from pipeline import draft as drafts
 from pipeline.calibrate import costs_of, suffix
 from pipeline.config import Stage
@@ -28,7 +26,6 @@ from pipeline.statistics import median_interval
 from pipeline.tracking import Run
 from speculative import Draft, Sampling
 from speculative.cost import Costs, expected_ratio, rounds_needed
-from speculative.metrics import Acceptance, total
 
 FORMAT = 1
 LOSSLESS_BATCH = 8
@@ -84,7 +81,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         validation = [r for r in responses if r.request.split == "validation" and r.tokens]
         full = expand(drafts.load(folder_of_draft, torch.float32), ([*r.request.prompt, *r.tokens] for r in validation))
         assistant = full.model.to(context.dtype)
-    module = _Race(target, draft, assistant, context.config.seed)
+    module = race.Race(target, draft, assistant, context.config.seed)
     work = [item for plan in plans for item in plan["work"]]
     runner = trainer.make(context.config.trainer, folder)
     runner.test(module, DataLoader(work, batch_size=None, collate_fn=lambda item: item), verbose=False)
@@ -93,9 +90,11 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     for plan in plans:
         end = suffix(plan["sampling"].temperature, config)
         entry = details["by_temperature"][f"{plan['sampling'].temperature:g}"]
-        measured = _summary([row for row in module.rows if row["temperature"] == plan["sampling"].temperature], context.config.seed)
+        measured = race.summary(
+            [row for row in module.rows if row["temperature"] == plan["sampling"].temperature], context.config.seed
+        )
         entry |= measured
-        metrics |= {f"{name}{end}": value for name, value in _speed_metrics(measured).items()}
+        metrics |= {f"{name}{end}": value for name, value in race.metrics(measured).items()}
     metrics["lossless/prompts"] = details["lossless"]["prompts"]
     metrics["lossless/different"] = details["lossless"]["different"]
     return metrics, details
@@ -165,103 +164,6 @@ def _lossless(context: Context, folder: Path, responses: list[Response], length:
                 at = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
                 different.append({"prompt": first + place, "first_difference": at})
     return {"prompts": len(prompts), "different": len(different), "where": different, "draft_tokens": length}
-
-
-class _Race(L.LightningModule):
-    """One prompt at a time: every way of decoding it, one after the other, in an order that alternates."""
-
-    def __init__(self, target: PreTrainedModel, draft: Draft, assistant: PreTrainedModel | None, seed: int) -> None:
-        super().__init__()
-        self.target, self.draft, self.assistant, self.seed = target, draft, assistant, seed
-        self.rows: list[dict[str, Any]] = []
-        self.warm: set[float] = set()
-
-    def test_step(self, item: dict[str, Any], batch_idx: int) -> None:
-        temperature = item["sampling"].temperature
-        if temperature not in self.warm:
-            self.warm.add(temperature)
-            self._race(item, batch_idx)
-        self.rows.append(self._race(item, batch_idx))
-
-    def _race(self, item: dict[str, Any], number: int) -> dict[str, Any]:
-        row = {key: item[key] for key in ("id", "kind", "new_tokens", "draft_tokens", "predicted")}
-        row["temperature"] = item["sampling"].temperature
-        runs = [("plain", 0), ("speculative", item["draft_tokens"])]
-        for name, length in runs if number % 2 == 0 else reversed(runs):
-            done = self._decode(item, length)
-            row[f"{name}_seconds"] = sum(asdict(done.seconds).values())
-            row[f"{name}_decoding_seconds"] = done.seconds.decoding
-            if name == "speculative":
-                row |= {"acceptance": done.acceptance[0], "phases": asdict(done.seconds)}
-        if self.assistant is not None:
-            options = (self.target, list(item["prompt"]), item["new_tokens"], item["sampling"], self.seed)
-            row["transformers_seconds"] = baselines.timed(*options)
-            row["assisted_seconds"] = baselines.timed(*options, assistant=self.assistant, draft_tokens=item["draft_tokens"])
-        return row
-
-    def _decode(self, item: dict[str, Any], length: int) -> speculative.Generation:
-        return speculative.generate(
-            self.target,
-            [item["prompt"]],
-            max_new_tokens=item["new_tokens"],
-            draft=self.draft if length else None,
-            num_draft_tokens=length,
-            sampling=item["sampling"],
-            seed=self.seed,
-            row_keys=[item["key"]],
-        )
-
-    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        return batch
-
-
-def _summary(rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
-    """Counts and medians over prompts, with bootstrap intervals."""
-    counts: Acceptance = total(row["acceptance"] for row in rows)
-    summary: dict[str, Any] = {
-        "acceptance_rate": counts.rate,
-        "tokens_per_round": counts.tokens_per_round,
-        "by_position": counts.by_position,
-        "rounds": counts.rounds,
-        "emitted": counts.emitted,
-    }
-
-    def ratio(name: str, above: str, below: str) -> None:
-        values = [row[above] / row[below] for row in rows]
-        summary[name] = dict(zip(("median", "low", "high"), median_interval(values, seed), strict=True))
-
-    ratio("ratio", "plain_seconds", "speculative_seconds")
-    ratio("ratio_decoding", "plain_decoding_seconds", "speculative_decoding_seconds")
-    if "transformers_seconds" in rows[0]:
-        ratio("ratio_transformers", "transformers_seconds", "speculative_seconds")
-        ratio("ratio_assisted", "assisted_seconds", "speculative_seconds")
-    new_tokens = sum(row["new_tokens"] for row in rows)
-    summary["plain_tokens_per_second"] = new_tokens / sum(row["plain_seconds"] for row in rows)
-    summary["speculative_tokens_per_second"] = new_tokens / sum(row["speculative_seconds"] for row in rows)
-    summary["phases"] = {key: sum(row["phases"][key] for row in rows) for key in rows[0]["phases"]}
-    columns = [key for key in rows[0] if key not in ("acceptance", "phases")]
-    summary["prompts"] = [
-        {**{key: row[key] for key in columns}, "tokens_per_round": row["acceptance"].tokens_per_round} for row in rows
-    ]
-    return summary
-
-
-def _speed_metrics(measured: dict[str, Any]) -> dict[str, float]:
-    metrics = {
-        "acceptance/rate": measured["acceptance_rate"],
-        "acceptance/tokens_per_round": measured["tokens_per_round"],
-        "speed/ratio": measured["ratio"]["median"],
-        "speed/ratio_low": measured["ratio"]["low"],
-        "speed/ratio_high": measured["ratio"]["high"],
-        "speed/ratio_decoding": measured["ratio_decoding"]["median"],
-        "speed/tokens_per_second_plain": measured["plain_tokens_per_second"],
-        "speed/tokens_per_second": measured["speculative_tokens_per_second"],
-    }
-    metrics |= {f"acceptance/position_{k}": rate for k, rate in enumerate(measured["by_position"], start=1)}
-    if "ratio_transformers" in measured:
-        metrics["speed/ratio_transformers"] = measured["ratio_transformers"]["median"]
-        metrics["speed/ratio_assisted"] = measured["ratio_assisted"]["median"]
-    return metrics
 
 
 def _alignment_metrics(agreements: list[held_out.HeldOut], end: str) -> dict[str, float]:

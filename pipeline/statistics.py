@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def median_interval(values: Sequence[float], seed: int, level: float = 0.95, resamples: int = 2000) -> tuple[float, float, float]:
+def median_interval(
+    values: Sequence[float], seed: int, level: float = 0.95, resamples: int = 2000
+) -> tuple[float, float, float]:
     """The median and a percentile bootstrap interval (Efron, 1979) of it: (median, low, high)."""
     data = np.asarray(values, dtype=float)
     picks = np.random.default_rng(seed).integers(len(data), size=(resamples, len(data)))

@@ -39,6 +39,11 @@ class TargetFiles:
         model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, trust_remote_code=False)
         return model.eval()
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows of the target's head."""
+        return AutoConfig.from_pretrained(self.folder, trust_remote_code=False).vocab_size
+
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
 
@@ -99,7 +104,7 @@ def _from_gguf(path: Path, target: Target, work: Path) -> Path:
 
 def _convert(path: Path, folder: Path, named: str) -> None:
     try:
-        with open(os.devnull, "w") as silent, contextlib.redirect_stderr(silent):
+        with Path(os.devnull).open("w") as silent, contextlib.redirect_stderr(silent):
             model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
             tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:  # the reader of a damaged file raises whatever its bytes lead it to

@@ -91,7 +91,8 @@ def execution(tracking: Tracking, work: Path, name: str, tags: dict[str, str]) -
         number = found.experiment_id if found else client.create_experiment(tracking.experiment, location)
         if found and found.lifecycle_stage != "active":
             raise PipelineError(
-                f"tracking.experiment={tracking.experiment}: this experiment was deleted; choose another name or run `mlflow gc`"
+                f"tracking.experiment={tracking.experiment}: this experiment was deleted; "
+                "choose another name or run `mlflow gc`"
             )
         _bury_the_dead(client, number)
         run = client.create_run(number, run_name=name, tags={**tags, **_owner(), "mlflow.source.name": "draftsmith"})
@@ -135,4 +136,3 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-

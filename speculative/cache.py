@@ -5,6 +5,8 @@ a query at position t sees the slots ≤ t and nothing else. Rows of a batch may
 file that touches the private side of transformers' cache classes.
 """
 
+import inspect
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -98,6 +100,9 @@ class CachedModel:
         self.model = model
         self.cache = SlotCache(model.config.num_hidden_layers, batch, capacity)
         self.slots = torch.arange(capacity, device=model.device)
+        # transformers renames the argument; models move to the new name one by one.
+        parameters = inspect.signature(type(model).forward).parameters
+        self.argument = "cache" if "cache" in parameters else "past_key_values"
 
     def feed(self, tokens: Tensor, positions: Tensor, keep: int) -> Tensor:
         """Logits (B, keep, V) of the last ``keep`` of the tokens (B, n) placed at ``positions`` (B, n)."""
@@ -107,9 +112,9 @@ class CachedModel:
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,
+            **{self.argument: self.cache},
         ).logits
 
     def prefill(self, tokens: Tensor, length: int) -> None:

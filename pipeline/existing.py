@@ -1,0 +1,51 @@
+"""A draft that exists already: loaded from a folder, and refused unless its tokenizer is the target's.
+
+Equal sizes prove nothing; every id must stand for the same string, or the draft proposes other text than it means.
+"""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from data.artifact import file_hash, fingerprint
+from pipeline.errors import PipelineError
+
+
+def load(path: str, target_tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The float32 model at ``draft.path``.
+
+    Raises:
+        PipelineError: no such model, or a tokenizer that differs; the first differing id is named.
+    """
+    folder = Path(path).expanduser()
+    if not (folder / "config.json").is_file():
+        raise PipelineError(f"draft.path={path}: no model folder; give a folder with config.json and *.safetensors")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+    except (ValueError, OSError) as error:
+        raise PipelineError(f"draft.path={path}: {error}") from error
+    difference = first_difference(target_tokenizer, tokenizer)
+    if difference:
+        raise PipelineError(
+            f"draft.path={path}: its tokenizer is not the target's ({difference}); choose a sibling of the target"
+        )
+    return model.eval()
+
+
+def first_difference(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> str | None:
+    """What differs first, by id, or None."""
+    ours, theirs = ({i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
+    for i in range(max(*ours, *theirs) + 1):
+        if ours.get(i) != theirs.get(i):
+            return f"id {i} is {ours.get(i)!r} in the target and {theirs.get(i)!r} in the draft"
+    return None
+
+
+def fingerprint_of(path: str | None) -> str | None:
+    """A hash of the files of an existing draft; None where there is none."""
+    folder = Path(path).expanduser() if path else None
+    if folder is None or not folder.is_dir():
+        return None
+    return fingerprint({p.name: file_hash(p) for p in sorted(folder.iterdir()) if p.suffix in (".safetensors", ".json")})

@@ -1,0 +1,114 @@
+"""The race: one prompt at a time, every way of decoding it, interleaved; then counts, medians and intervals.
+
+Each contestant writes the same number of tokens after the same prompt. Wall seconds are of the whole call, prefill and
+all; the ratio after prefill is kept beside it, because that is what the cost model speaks of.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+import lightning as L
+from transformers import PreTrainedModel
+
+import speculative
+from pipeline import baselines
+from pipeline.statistics import median_interval
+from speculative import Draft
+from speculative.metrics import Acceptance, total
+
+
+class Race(L.LightningModule):
+    """One prompt at a time: every way of decoding it, one after the other, in an order that alternates."""
+
+    def __init__(self, target: PreTrainedModel, draft: Draft, assistant: PreTrainedModel | None, seed: int) -> None:
+        super().__init__()
+        self.target, self.draft, self.assistant, self.seed = target, draft, assistant, seed
+        self.rows: list[dict[str, Any]] = []
+        self.warm: set[float] = set()
+
+    def test_step(self, item: dict[str, Any], batch_idx: int) -> None:
+        temperature = item["sampling"].temperature
+        if temperature not in self.warm:
+            self.warm.add(temperature)
+            self._race(item, batch_idx)
+        self.rows.append(self._race(item, batch_idx))
+
+    def _race(self, item: dict[str, Any], number: int) -> dict[str, Any]:
+        row = {key: item[key] for key in ("id", "kind", "new_tokens", "draft_tokens", "predicted")}
+        row["temperature"] = item["sampling"].temperature
+        runs = [("plain", 0), ("speculative", item["draft_tokens"])]
+        for name, length in runs if number % 2 == 0 else reversed(runs):
+            done = self._decode(item, length)
+            row[f"{name}_seconds"] = sum(asdict(done.seconds).values())
+            row[f"{name}_decoding_seconds"] = done.seconds.decoding
+            if name == "speculative":
+                row |= {"acceptance": done.acceptance[0], "phases": asdict(done.seconds)}
+        if self.assistant is not None:
+            options = (self.target, list(item["prompt"]), item["new_tokens"], item["sampling"], self.seed)
+            row["transformers_seconds"] = baselines.timed(*options)
+            row["assisted_seconds"] = baselines.timed(*options, assistant=self.assistant, draft_tokens=item["draft_tokens"])
+        return row
+
+    def _decode(self, item: dict[str, Any], length: int) -> speculative.Generation:
+        return speculative.generate(
+            self.target,
+            [item["prompt"]],
+            max_new_tokens=item["new_tokens"],
+            draft=self.draft if length else None,
+            num_draft_tokens=length,
+            sampling=item["sampling"],
+            seed=self.seed,
+            row_keys=[item["key"]],
+        )
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+def summary(rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+    """Counts and medians over prompts, with bootstrap intervals."""
+    counts: Acceptance = total(row["acceptance"] for row in rows)
+    found: dict[str, Any] = {
+        "acceptance_rate": counts.rate,
+        "tokens_per_round": counts.tokens_per_round,
+        "by_position": counts.by_position,
+        "rounds": counts.rounds,
+        "emitted": counts.emitted,
+    }
+
+    def ratio(name: str, above: str, below: str) -> None:
+        values = [row[above] / row[below] for row in rows]
+        found[name] = dict(zip(("median", "low", "high"), median_interval(values, seed), strict=True))
+
+    ratio("ratio", "plain_seconds", "speculative_seconds")
+    ratio("ratio_decoding", "plain_decoding_seconds", "speculative_decoding_seconds")
+    if "transformers_seconds" in rows[0]:
+        ratio("ratio_transformers", "transformers_seconds", "speculative_seconds")
+        ratio("ratio_assisted", "assisted_seconds", "speculative_seconds")
+    new_tokens = sum(row["new_tokens"] for row in rows)
+    found["plain_tokens_per_second"] = new_tokens / sum(row["plain_seconds"] for row in rows)
+    found["speculative_tokens_per_second"] = new_tokens / sum(row["speculative_seconds"] for row in rows)
+    found["phases"] = {key: sum(row["phases"][key] for row in rows) for key in rows[0]["phases"]}
+    columns = [key for key in rows[0] if key not in ("acceptance", "phases")]
+    found["prompts"] = [
+        {**{key: row[key] for key in columns}, "tokens_per_round": row["acceptance"].tokens_per_round} for row in rows
+    ]
+    return found
+
+
+def metrics(measured: dict[str, Any]) -> dict[str, float]:
+    named = {
+        "acceptance/rate": measured["acceptance_rate"],
+        "acceptance/tokens_per_round": measured["tokens_per_round"],
+        "speed/ratio": measured["ratio"]["median"],
+        "speed/ratio_low": measured["ratio"]["low"],
+        "speed/ratio_high": measured["ratio"]["high"],
+        "speed/ratio_decoding": measured["ratio_decoding"]["median"],
+        "speed/tokens_per_second_plain": measured["plain_tokens_per_second"],
+        "speed/tokens_per_second": measured["speculative_tokens_per_second"],
+    }
+    named |= {f"acceptance/position_{k}": rate for k, rate in enumerate(measured["by_position"], start=1)}
+    if "ratio_transformers" in measured:
+        named["speed/ratio_transformers"] = measured["ratio_transformers"]["median"]
+        named["speed/ratio_assisted"] = measured["ratio_assisted"]["median"]
+    return named
