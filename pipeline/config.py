@@ -194,6 +194,9 @@ def check(config: Config) -> None:
     require(bool(config.stages), "stages", "[]", f"name at least one of {', '.join(s.name for s in Stage)}")
     generate, decoding, draft = config.generate, config.decoding, config.draft
     require(bool(generate.temperatures), "generate.temperatures", "[]", "give at least one temperature")
+    require(bool(decoding.temperatures), "decoding.temperatures", "[]", "give at least one temperature")
+    betas = config.optimizer.betas
+    require(len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "optimizer.betas", betas, "give two numbers in [0, 1)")
     for key, temperatures in (("generate", generate.temperatures), ("decoding", decoding.temperatures)):
         require(all(t >= 0 for t in temperatures), f"{key}.temperatures", temperatures, "temperatures are ≥ 0")
     missing = sorted(set(decoding.temperatures) - set(generate.temperatures))

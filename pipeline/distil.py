@@ -96,8 +96,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
             start * config.accumulate,
         )
         loader = DataLoader(train, batch_sampler=batches, collate_fn=collate)
-        runner.fit(module, loader, validation, ckpt_path=str(last) if start else None, weights_only=True)
-        trainer.stop_if_interrupted(runner)
+        with trainer.interruptible(runner):
+            runner.fit(module, loader, validation, ckpt_path=str(last) if start else None, weights_only=True)
     best = torch.load(checkpoints / "best.ckpt", weights_only=True, map_location="cpu")
     module.load_state_dict(best["state_dict"])
     drafts.save(Draft(module.model.eval(), draft.vocabulary), folder / "draft")

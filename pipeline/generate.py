@@ -48,8 +48,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         _check_context(model, requests, config)
         module = _Generator(model, folder, config.max_new_tokens, eos_token_ids(model, tokenizer), context.config.seed)
         runner = trainer.make(context.config.trainer, folder)
-        runner.predict(module, DataLoader(waiting, batch_size=None, collate_fn=lambda item: item), return_predictions=False)
-        trainer.stop_if_interrupted(runner)
+        with trainer.interruptible(runner):
+            runner.predict(module, DataLoader(waiting, batch_size=None, collate_fn=lambda item: item), return_predictions=False)
     seconds = time.perf_counter() - started
     responses = list(read_shards(folder))
     tokens = sum(len(response.tokens) for response in responses)

@@ -53,8 +53,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     if waiting:
         runner = trainer.make(context.config.trainer, folder)
         loader = DataLoader(waiting, batch_size=None, collate_fn=lambda item: item)
-        runner.predict(_Teacher(model), loader, return_predictions=False)
-        trainer.stop_if_interrupted(runner)
+        with trainer.interruptible(runner):
+            runner.predict(_Teacher(model), loader, return_predictions=False)
     size = sum(path.stat().st_size for path, _, _ in work)
     positions = sum(len(r.tokens) for rows, _ in groups.values() for r in rows)
     details = {

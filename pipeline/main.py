@@ -31,9 +31,14 @@ def _schema() -> DictConfig:
 ConfigStore.instance().store("schema", _schema())
 
 
+_begun = False  # whether Hydra has handed over; a file error before that is about its output folder
+
+
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
 def _entry(composed: DictConfig) -> float:
     """One execution. Returns the measured speed ratio, so that sweepers can optimise it; NaN if nothing was decoded."""
+    global _begun
+    _begun = True
     config: Config = OmegaConf.to_object(composed)  # type: ignore[assignment]
     check(config)
     work = Path(config.paths.work).expanduser().resolve()
@@ -82,7 +87,9 @@ def main() -> None:
         _quit(str(error), 2)
     except (HydraException, OmegaConfBaseException) as error:
         _quit(_explain(error), 2)
-    except (PermissionError, NotADirectoryError) as error:
+    except OSError as error:
+        if _begun:
+            raise
         _quit(f"paths.work: {error}; choose a folder that can be written", 2)
     except KeyboardInterrupt:
         _quit("interrupted; the same command continues from the last finished shard or checkpoint", 130)

@@ -84,8 +84,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     module = race.Race(target, draft, assistant, context.config.seed)
     work = [item for plan in plans for item in plan["work"]]
     runner = trainer.make(context.config.trainer, folder)
-    runner.test(module, DataLoader(work, batch_size=None, collate_fn=lambda item: item), verbose=False)
-    trainer.stop_if_interrupted(runner)
+    with trainer.interruptible(runner):
+        runner.test(module, DataLoader(work, batch_size=None, collate_fn=lambda item: item), verbose=False)
 
     for plan in plans:
         end = suffix(plan["sampling"].temperature, config)

