@@ -1,6 +1,7 @@
-"""Stage calibrate: what a draft step and a verification cost on this machine, and the K that they recommend.
+"""Stage calibrate: what a draft step and a verification cost on this machine, and the agreement that breaks even.
 
-K is chosen on validation text, at each decoding temperature; the test prompts have no say in it.
+Costs depend on the draft's shape and not on its weights, so the undistilled draft is timed, and all drafts of one shape
+share one calibration.
 """
 
 from dataclasses import asdict
@@ -10,34 +11,37 @@ from typing import Any
 from rich.progress import track
 
 from data.responses import read_shards
-from pipeline import draft as drafts
-from pipeline import held_out
+from pipeline import distil, held_out
 from pipeline.config import Decoding, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
 from pipeline.tracking import Run
-from speculative import Sampling
+from speculative import Draft, Sampling
 from speculative.calibration import measure
-from speculative.cost import Costs, best_length, break_even_overlap
+from speculative.cost import Costs, break_even_overlap
 
 FORMAT = 1
 REPEATS = 7
 
 
 def identity(context: Context) -> dict[str, Any]:
-    return {"decoding": _settings(context.config.decoding), "machine": machine(), "precision": str(context.dtype)}
-
-
-def _settings(config: Decoding) -> dict[str, Any]:
-    return {key: asdict(config)[key] for key in ("temperatures", "top_k", "top_p", "longest_draft")}
+    config = context.config
+    return {
+        "target": context.target.fingerprint,
+        "draft": distil.draft_identity(config.draft),
+        "decoding": {key: asdict(config.decoding)[key] for key in ("temperatures", "top_k", "top_p", "longest_draft")},
+        "machine": machine(),
+        "precision": str(context.dtype),
+    }
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     config = context.config.decoding
     responses = list(read_shards(context.parent(Stage.generate).folder))
     target = context.target.load(context.dtype)
-    draft = drafts.load(context.parent(Stage.distil).folder / "draft", context.dtype)
+    undistilled, _ = distil.initial(context)
+    draft = Draft(undistilled.model.to(context.dtype), undistilled.vocabulary)
     details: dict[str, Any] = {"machine": machine(), "precision": str(context.dtype), "by_temperature": {}}
     metrics: dict[str, float] = {}
     for temperature in config.temperatures:
@@ -50,15 +54,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         title = f"calibrate at temperature {temperature:g}"
         steps = measure(target, draft, repeats, sampling, config.longest_draft)
         costs = list(track(steps, description=f"{title:<28}", total=REPEATS - 1, transient=True))[-1]
-        [agreement] = held_out.measure(target, [draft], texts, sampling, "validation agreement")
-        best, ratio = best_length(agreement.acceptance, costs)
-        entry = {
-            "costs": asdict(costs),
-            "recommended_draft_tokens": best,
-            "predicted_on_validation": ratio,
-            "break_even_overlap": break_even_overlap(costs),
-            "validation_overlap": agreement.overlap,
-        }
+        entry = {"costs": asdict(costs), "break_even_overlap": break_even_overlap(costs)}
         details["by_temperature"][f"{temperature:g}"] = entry
         end = suffix(temperature, config)
         metrics |= {
@@ -66,7 +62,6 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
             f"cost/plain_step_ms{end}": costs.plain_seconds * 1e3,
             f"cost/verify_{config.longest_draft + 1}{end}": costs.verify[-1],
             f"break_even_overlap{end}": entry["break_even_overlap"],
-            f"draft_tokens{end}": best,
         }
     return metrics, details
 

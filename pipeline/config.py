@@ -184,6 +184,7 @@ def check(config: Config) -> None:
         "trainer.batch_size": config.trainer.batch_size,
         "trainer.accumulate": config.trainer.accumulate,
         "trainer.validate_every": config.trainer.validate_every,
+        "optimizer.gradient_clip": config.optimizer.gradient_clip,
         "decoding.longest_draft": config.decoding.longest_draft,
         "decoding.prompts": config.decoding.prompts,
         "decoding.max_new_tokens": config.decoding.max_new_tokens,
@@ -192,6 +193,15 @@ def check(config: Config) -> None:
     for key, value in positive.items():
         require(value > 0, key, value, "give a number above 0")
     require(bool(config.stages), "stages", "[]", f"name at least one of {', '.join(s.name for s in Stage)}")
+    require(config.seed >= 0, "seed", config.seed, "give a number ≥ 0")
+    require(config.threads is None or config.threads > 0, "threads", config.threads, "give a number above 0, or null")
+    for name in ("warmup_share", "final_share"):
+        share = getattr(config.optimizer, name)
+        require(0 <= share <= 1, f"optimizer.{name}", share, "give a number from 0 to 1")
+    from_dataset = config.corpus.source is Source.dataset
+    require(
+        not from_dataset or bool(config.corpus.path), "corpus.path", config.corpus.path, "give a file, folder or dataset name"
+    )
     generate, decoding, draft = config.generate, config.decoding, config.draft
     require(bool(generate.temperatures), "generate.temperatures", "[]", "give at least one temperature")
     require(bool(decoding.temperatures), "decoding.temperatures", "[]", "give at least one temperature")
@@ -206,6 +216,7 @@ def check(config: Config) -> None:
             "generate.shares", generate.shares, "give one share ≥ 0 for each of generate.temperatures")  # fmt: skip
     require(decoding.draft_tokens is None or 0 < decoding.draft_tokens <= decoding.longest_draft, "decoding.draft_tokens",
             decoding.draft_tokens, "null lets calibration choose; else 1 … decoding.longest_draft")  # fmt: skip
+    require(bool(draft.layers or draft.path), "draft.layers", draft.layers, "name layers of the target, or give draft.path")
     require(draft.vocabulary_size >= 0, "draft.vocabulary_size", draft.vocabulary_size, "0 keeps the whole vocabulary")
     require(0 < decoding.top_p <= 1, "decoding.top_p", decoding.top_p, "give a number in (0, 1]")
     require(decoding.top_k >= 0, "decoding.top_k", decoding.top_k, "0 switches it off")

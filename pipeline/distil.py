@@ -19,6 +19,7 @@ from data.logit_cache import LogitCache
 from data.responses import read_shards
 from pipeline import draft as drafts
 from pipeline import existing, trainer
+from pipeline.config import Draft as DraftConfig
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
@@ -37,13 +38,18 @@ def identity(context: Context) -> dict[str, Any]:
     shared = ("accelerator", "devices", "num_nodes", "strategy", "precision")
     return {
         "target": context.target.fingerprint,
-        "draft": asdict(config.draft) | {"files": existing.fingerprint_of(config.draft.path)},
+        "draft": draft_identity(config.draft),
         "objective": config.objective.divergence.name,
         "optimizer": asdict(config.optimizer),
         "trainer": {key: value for key, value in asdict(config.trainer).items() if key not in shared},
         "precision": str(_precision(context)),
         "seed": config.seed,
     }
+
+
+def draft_identity(config: DraftConfig) -> dict[str, Any]:
+    """What shapes the draft before distillation."""
+    return asdict(config) | {"files": existing.fingerprint_of(config.path)}
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:

@@ -38,7 +38,7 @@ PARENTS: dict[Stage, tuple[Stage, ...]] = {
     Stage.generate: (Stage.corpus,),
     Stage.logits: (Stage.generate,),
     Stage.distil: (Stage.logits, Stage.generate),
-    Stage.calibrate: (Stage.distil, Stage.generate),
+    Stage.calibrate: (Stage.generate,),
     Stage.speculate: (Stage.calibrate, Stage.distil, Stage.generate),
     Stage.report: (Stage.speculate, Stage.calibrate, Stage.distil, Stage.logits, Stage.generate, Stage.corpus),
     Stage.export: (Stage.speculate, Stage.distil, Stage.generate),

@@ -100,7 +100,12 @@ def _explain(error: Exception) -> str:
     parts = [str(error)]
     if error.__cause__ is not None and str(error.__cause__) not in parts[0]:
         parts.append(str(error.__cause__))
-    lines = [line for part in parts for line in part.splitlines() if not line.strip().startswith(("full_key", "object_type"))]
+    lines = [
+        line
+        for part in parts
+        for line in part.splitlines()
+        if not line.strip().startswith(("full_key", "object_type", "reference_type"))
+    ]
     return "configuration: " + "\n".join(lines) + "\nsee `draftsmith --cfg job` for all keys and values"
 
 

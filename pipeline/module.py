@@ -40,13 +40,16 @@ class Distillation(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = losses.forward_kl(self.log_q(batch), losses.support(batch.targets, self.draft_ids)).mean()
-        if not torch.isfinite(loss):
-            raise PipelineError(
-                f"optimizer.learning_rate={self.config.learning_rate:g}: the loss is {loss.item()} at step {self.global_step}; "
-                "the last good checkpoint is kept. Lower the learning rate or optimizer.gradient_clip"
-            )
+        self._refuse_unless_finite(loss.item())
         self.log("train/loss", loss, prog_bar=True)
         return loss
+
+    def _refuse_unless_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise PipelineError(
+                f"optimizer.learning_rate={self.config.learning_rate:g}: the loss is {loss} at step {self.global_step}; "
+                "the last good checkpoint is kept. Lower the learning rate or optimizer.gradient_clip"
+            )
 
     def on_validation_epoch_start(self) -> None:
         self.sums = {name: [0.0, 0.0, 0.0, 0.0] for name in self.names}
@@ -61,6 +64,7 @@ class Distillation(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         for name, (count, overlap, top1, divergence) in self.sums.items():
+            self._refuse_unless_finite(divergence)  # before the checkpoint callback sees it
             self.log(f"{name}/overlap", overlap / count, prog_bar=name == self.names[0])
             self.log(f"{name}/top1", top1 / count)
             self.log(f"{name}/forward_kl", divergence / count)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 
 import speculative
 from data.responses import Response, read_shards
@@ -25,7 +26,7 @@ from pipeline.hardware import machine
 from pipeline.statistics import median_interval
 from pipeline.tracking import Run
 from speculative import Draft, Sampling
-from speculative.cost import Costs, expected_ratio, rounds_needed
+from speculative.cost import Costs, best_length, expected_ratio, rounds_needed
 
 FORMAT = 1
 LOSSLESS_BATCH = 8
@@ -56,12 +57,15 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
             raise PipelineError(f"corpus.test={context.config.corpus.test}: no test prompt has an answer at {temperature:g}")
         agreements = held_out.measure(target, [before, draft], texts, sampling, f"agreement at {temperature:g}")
         costs = costs_of(calibration, temperature)
-        recommended = calibration["by_temperature"][f"{temperature:g}"]["recommended_draft_tokens"]
+        recommended = _recommend(draft, target, held_out.of_split(responses, "validation", temperature), sampling, costs)
         length = config.draft_tokens or max(recommended, 1)  # K = 0 would leave nothing to measure
         plan = _plan(texts, agreements[1].acceptance, costs, length, sampling, context)
         plans.append(plan)
         end = suffix(temperature, config)
-        metrics |= _alignment_metrics(agreements, end) | {f"speed/ratio_predicted{end}": plan["predicted"]}
+        metrics |= _alignment_metrics(agreements, end) | {
+            f"speed/ratio_predicted{end}": plan["predicted"],
+            f"draft_tokens{end}": length,
+        }
         details["by_temperature"][f"{temperature:g}"] = {
             "before": {**agreements[0].means, "acceptance": agreements[0].overlap},
             "after": {**agreements[1].means, "acceptance": agreements[1].overlap},
@@ -98,6 +102,12 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     metrics["lossless/prompts"] = details["lossless"]["prompts"]
     metrics["lossless/different"] = details["lossless"]["different"]
     return metrics, details
+
+
+def _recommend(draft: Draft, target: PreTrainedModel, texts: list[Response], sampling: Sampling, costs: Costs) -> int:
+    """The K with the best predicted speed on validation text; the test prompts have no say in it."""
+    [agreement] = held_out.measure(target, [draft], texts, sampling, f"K at {sampling.temperature:g}")
+    return best_length(agreement.acceptance, costs)[0]
 
 
 def _plan(

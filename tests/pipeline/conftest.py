@@ -112,7 +112,12 @@ def refused(attempt):
 @contextlib.contextmanager
 def kept_process_state():
     """The console script sets what a process owns: umask, signals, threads, environment."""
-    mask, handler, threads, environment = os.umask(0), signal.getsignal(signal.SIGTERM), torch.get_num_threads(), dict(os.environ)
+    mask, handler, threads, environment = (
+        os.umask(0),
+        signal.getsignal(signal.SIGTERM),
+        torch.get_num_threads(),
+        dict(os.environ),
+    )
     os.umask(mask)
     try:
         yield

@@ -1,0 +1,82 @@
+"""An expanded draft is a stock model: kept logits as they were, the others out of reach, and the margin is measured."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pipeline import tiny
+from pipeline.config import Draft as DraftConfig
+from pipeline.draft import build
+from pipeline.expand import expand
+from speculative import Draft
+
+KEPT = torch.arange(2, 259, 4)
+TEXTS = [list(range(5, 40)), [200, 3, 3, 77, 120, 1], [9, 250]]
+
+
+def trained_like(folder, common: float, vocabulary: torch.Tensor | None = KEPT) -> Draft:
+    """A draft of two layers; trained models' hidden states share a direction, to which ``common`` sets the share."""
+    tiny.make(folder, seed=0)
+    draft = build(AutoModelForCausalLM.from_pretrained(folder), DraftConfig(layers=[0, -1]), vocabulary)
+    with torch.no_grad():
+        draft.model.get_input_embeddings().weight[:] += common
+    return draft
+
+
+@torch.no_grad()
+def logits(model, text: list[int]) -> torch.Tensor:
+    return model(input_ids=torch.tensor([text]), use_cache=False).logits[0]
+
+
+def excluded_mass(model) -> float:
+    p = torch.cat([logits(model, text) for text in TEXTS]).double().softmax(-1)
+    p[:, KEPT] = 0
+    return float(p.sum(-1).max())
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory) -> Draft:
+    return trained_like(tmp_path_factory.mktemp("tiny"), common=2.0)
+
+
+def test_kept_logits_are_unchanged_and_the_others_out_of_reach(draft):
+    expansion = expand(draft, TEXTS)
+    for text in TEXTS:
+        wide, narrow = logits(expansion.model, text), logits(draft.model, text)
+        assert wide.shape == (len(text), 259)
+        torch.testing.assert_close(wide[:, KEPT], narrow, atol=1e-5, rtol=1e-5)
+        assert torch.equal(KEPT[narrow.argmax(-1)], wide.argmax(-1))
+    assert expansion.excluded_mass < 1e-12
+    assert excluded_mass(expansion.model) < 1e-12
+
+
+def test_the_mass_is_measured_and_not_assumed(tmp_path):
+    expansion = expand(trained_like(tmp_path / "tiny", common=0.0), TEXTS)
+    assert expansion.excluded_mass > 1e-12  # random hidden states share no direction
+    assert expansion.excluded_mass == pytest.approx(excluded_mass(expansion.model), rel=1e-3)
+
+
+def test_the_margin_carries_over_to_text_that_was_not_seen(draft):
+    expansion = expand(draft, TEXTS[:1])
+    for text in TEXTS[1:]:
+        p = logits(expansion.model, text).double().softmax(-1)
+        p[:, KEPT] = 0
+        assert float(p.sum(-1).max()) < 1e-6
+
+
+def test_an_expanded_draft_loads_as_a_stock_model(tmp_path, draft):
+    expansion = expand(draft, TEXTS)
+    expansion.model.save_pretrained(tmp_path)
+    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
+    assert loaded.get_output_embeddings().weight.shape == (259, 64)
+    assert torch.equal(logits(loaded.eval(), TEXTS[0]), logits(expansion.model, TEXTS[0]))
+
+
+def test_a_whole_draft_stays_as_it_is(tmp_path):
+    draft = trained_like(tmp_path / "tiny", common=0.0, vocabulary=None)
+    expansion = expand(draft, TEXTS)
+    assert expansion.excluded_mass == 0.0
+    assert expansion.model is draft.model

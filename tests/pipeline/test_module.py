@@ -1,0 +1,182 @@
+"""Distillation learns one batch by heart, stops at the step of a bad loss, and counts before it divides."""
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from data.batching import Batch, collate
+from data.logit_cache import Row, SparseTargets, compress
+from pipeline import losses
+from pipeline.config import Draft as DraftConfig
+from pipeline.config import Optimizer
+from pipeline.draft import build
+from pipeline.errors import PipelineError
+from pipeline.module import Distillation, freeze_embedding
+from speculative import Draft
+from speculative.alignment import agreement
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*litlogger.*")
+
+VOCABULARY = 40
+KEPT = torch.arange(1, VOCABULARY, 2)
+PROMPTS = ([3, 1, 4], [15, 9], [2, 6, 5, 35])
+
+
+def model(seed: int, layers: int = 2) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def rows(target: LlamaForCausalLM, k: int = VOCABULARY, response: int = 6) -> list[Row]:
+    """Texts with the target's own distributions at every response token."""
+    made = []
+    for number, start in enumerate(PROMPTS):
+        extra = torch.randint(VOCABULARY, (response + number,), generator=torch.Generator().manual_seed(number))
+        tokens = torch.cat([torch.tensor(start), extra])
+        logits = target(input_ids=tokens[None]).logits[0, len(start) - 1 : -1]
+        stored = compress(logits, k)
+        targets = SparseTargets(stored["ids"].long(), stored["log_probs"].float(), stored["log_tail"])
+        made.append(Row(tokens, len(start), targets))
+    return made
+
+
+def module(draft: Draft, names: tuple[str, ...] = ("validation-1",), **options) -> Distillation:
+    settings = {"learning_rate": 1e-2, "weight_decay": 0.0} | options
+    return Distillation(draft, VOCABULARY, Optimizer(**settings), 200, list(names), seed=0)
+
+
+def trainer(tmp_path, **options) -> L.Trainer:
+    return L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+def loader(batches: list[Batch]) -> DataLoader:
+    return DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)
+
+
+@pytest.mark.parametrize("vocabulary", [None, KEPT])
+def test_log_q_is_what_the_draft_says_at_the_marked_positions(vocabulary):
+    draft = build(model(0), DraftConfig(layers=[]), vocabulary)
+    made = rows(model(0))
+    with torch.no_grad():
+        found = module(draft).log_q(collate(made))
+        alone = [draft.model(input_ids=r.tokens[None]).logits[0, r.start - 1 : -1].log_softmax(-1) for r in made]
+    torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-5)
+
+
+def test_a_draft_equal_to_its_target_has_no_loss():
+    target = model(0)
+    loss = module(build(target, DraftConfig(layers=[]), None)).training_step(collate(rows(target)), 0)
+    assert loss.item() == pytest.approx(0.0, abs=1e-4)  # targets are rounded to half precision
+
+
+@pytest.mark.parametrize("vocabulary", [None, KEPT])
+def test_one_batch_is_learnt_by_heart(tmp_path, vocabulary):
+    target = model(0, layers=3)
+    batch = collate(rows(target))
+    learner = module(build(target, DraftConfig(layers=[0]), vocabulary))
+    support = losses.support(batch.targets, learner.draft_ids)
+    # A trimmed draft reaches the restricted p at best, whose overlap with p is the mass that the vocabulary keeps.
+    reachable = support.p.sum(-1).mean()
+    with torch.no_grad():
+        before = losses.overlap_at_least(learner.log_q(batch), support).mean() / reachable
+    learner.model.train()
+    trainer(tmp_path, max_steps=200).fit(learner, loader([batch] * 200))
+    with torch.no_grad():
+        after = losses.overlap_at_least(learner.log_q(batch), support).mean() / reachable
+    assert before < 0.8
+    assert after > 0.95
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loss_that_is_not_finite_stops_at_its_step(tmp_path):
+    good = collate(rows(model(0)))
+    broken = SparseTargets(good.targets.ids, good.targets.log_probs, torch.full_like(good.targets.log_tail, torch.nan))
+    batches = [good, good, good, Batch(good.tokens, good.predicts, broken), good]
+    learner = module(build(model(1), DraftConfig(layers=[0]), None), learning_rate=0.0125)
+    with pytest.raises(PipelineError, match=r"optimizer\.learning_rate=0\.0125: the loss is nan at step 3;"):
+        trainer(tmp_path, max_steps=5).fit(learner, loader(batches))
+    assert all(torch.isfinite(p).all() for p in learner.model.parameters())
+
+
+def test_validation_divides_sums_by_counts(tmp_path):
+    target = model(0)
+    made = rows(target)
+    draft = build(model(1), DraftConfig(layers=[0]), KEPT)
+    learner = module(draft, names=("validation-1", "validation-0"))
+    # Batches of two rows and of one: a mean of batch means would be another number.
+    loaders = [loader([collate(made[:2]), collate(made[2:])]), loader([collate(made[:1])])]
+    runner = trainer(tmp_path)
+    runner.validate(learner, loaders, verbose=False)
+    with torch.no_grad():
+        parts = [
+            agreement(
+                target(input_ids=r.tokens[None]).logits[0, r.start - 1 : -1],
+                draft.model(input_ids=r.tokens[None]).logits[0, r.start - 1 : -1],
+                KEPT,
+            )
+            for r in made
+        ]
+    for name, chosen in (("validation-1", parts), ("validation-0", parts[:1])):
+        for metric in ("overlap", "top1", "forward_kl"):
+            dense = torch.cat([getattr(part, metric) for part in chosen]).mean().item()
+            assert runner.callback_metrics[f"{name}/{metric}"].item() == pytest.approx(dense, abs=2e-3)
+    means = [torch.cat([p.overlap for p in group]).mean() for group in (parts[:2], parts[2:])]
+    assert abs(sum(means) / 2 - torch.cat([p.overlap for p in parts]).mean()) > 4e-3
+
+
+def test_the_rate_warms_up_and_ends_at_its_final_share():
+    learner = module(Draft(model(0)), learning_rate=2.0, warmup_share=0.05, final_share=0.1)
+    learner.steps = 105  # 5 of warm-up, then half a cosine over 100
+    made = learner.configure_optimizers()
+    assert made["lr_scheduler"]["interval"] == "step"
+    rates = []
+    for _ in range(120):
+        rates.append(made["optimizer"].param_groups[0]["lr"])
+        made["optimizer"].step()
+        made["lr_scheduler"]["scheduler"].step()
+    assert rates[:6] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0, 2.0])
+    assert rates[55] == pytest.approx(2.0 * (0.1 + 0.9 / 2))
+    assert rates[5:106] == sorted(rates[5:106], reverse=True)
+    assert rates[105:] == pytest.approx([0.2] * 15)
+
+
+@pytest.mark.parametrize("warmup", [0.0, 1.0])
+def test_every_share_of_warm_up_gives_rates_above_zero(warmup):
+    learner = module(Draft(model(0)), warmup_share=warmup)
+    assert all(0 < learner._share_of_rate(step) <= 1 for step in range(201))
+
+
+def test_norms_do_not_decay_and_frozen_weights_are_not_trained():
+    draft = build(model(0), DraftConfig(layers=[0]), KEPT)
+    freeze_embedding(draft.model)
+    optimizer = module(draft, weight_decay=0.3).configure_optimizers()["optimizer"]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
+    assert [{p.ndim for p in group["params"]} for group in optimizer.param_groups] == [{2}, {1}]
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    embedding = draft.model.get_input_embeddings().weight
+    assert trained == {id(p) for p in draft.model.parameters()} - {id(embedding)}
+    assert id(draft.model.get_output_embeddings().weight) in trained

@@ -1,0 +1,139 @@
+"""The smoke experiment goes all the way, a second run finds nothing to do, and what it exports works without us."""
+
+import json
+import re
+import stat
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.flow import MODULES
+from tests.pipeline.conftest import SMOKE, STAGES, digest, only, start
+
+ROWS = (
+    "corpus",
+    "target",
+    "responses",
+    "logits",
+    "draft",
+    "training",
+    "alignment T=0",
+    "alignment T=1",
+    "acceptance T=0",
+    "acceptance T=1",
+    "speed T=0",
+    "speed T=1",
+    "lossless",
+    "export",
+    "tracking",
+)
+
+
+def manifest(work, stage):
+    return json.loads((only(work / "artifacts" / stage) / "manifest.json").read_text())
+
+
+def test_every_stage_runs(smoke):
+    assert smoke.returncode == 0, smoke.stderr
+    assert tuple(stage.name for stage in MODULES) == STAGES
+    assert re.findall(r"(\w+): begins", smoke.stdout) == list(STAGES)
+    assert smoke.seconds < 120
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_table_has_the_row(smoke, row):
+    table = smoke.stdout[smoke.stdout.index("Draftsmith") :]
+    [text] = re.findall(rf"^│{re.escape(row)} *│(.*)│$", table, re.MULTILINE)
+    assert text.strip()
+
+
+def test_table_says_where_speculation_loses(smoke):
+    details = manifest(smoke.work, "speculate")["details"]["by_temperature"]
+    losing = {t for t, entry in details.items() if entry["ratio"]["low"] < 1}
+    assert {t for t in details if f"verdict T={t}" in smoke.stdout} == losing
+
+
+def test_greedy_output_is_lossless(smoke):
+    lossless = manifest(smoke.work, "speculate")["details"]["lossless"]
+    assert lossless["different"] == 0
+    assert lossless["prompts"] == 6
+    assert lossless["draft_tokens"] >= 1
+
+
+def test_report_is_a_picture_in_the_output_folder(smoke):
+    [output] = (smoke.work / "runs").iterdir()
+    picture = (output / "report.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n")
+    assert len(picture) > 10_000
+    assert "| lossless |" in (output / "report.md").read_text()
+
+
+def test_nothing_is_written_outside_the_work_folder(smoke):
+    assert smoke.outside == ()
+    assert smoke.git_after == smoke.git_before
+    assert not list(smoke.work.rglob("*.partial"))
+
+
+def test_what_holds_text_is_private(smoke):
+    assert stat.S_IMODE(smoke.work.stat().st_mode) & 0o077 == 0
+    shards = [*smoke.work.rglob("*.parquet"), *smoke.work.rglob("*.jsonl"), *smoke.work.rglob("*.safetensors")]
+    assert {path.suffix for path in shards} >= {".parquet", ".safetensors"}
+    assert [path for path in shards if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+
+
+def test_second_run_skips_every_stage_and_changes_nothing(work):
+    before = digest(work / "artifacts")
+    _, stdout, stderr, code, seconds = start(SMOKE, work=work)
+    assert code == 0, stderr
+    assert re.findall(r"(\w+): nothing has changed, skipped", stdout) == list(STAGES)
+    assert "begins" not in stdout
+    assert digest(work / "artifacts") == before
+    assert seconds < 60
+    assert all(f"│{row}" in stdout for row in ROWS)
+    [output] = (work / "runs").iterdir()
+    assert (output / "report.png").read_bytes() == (only(work / "artifacts" / "report") / "report.png").read_bytes()
+
+
+def test_part_run_with_another_learning_rate_uses_what_exists(work, attempt, capsys):
+    before = digest(work / "artifacts")
+    code, stderr = attempt(SMOKE, "stages=[distil,calibrate]", "optimizer.learning_rate=2e-3", work=work)
+    assert code == 0, stderr
+    after = digest(work / "artifacts")
+    assert before.items() <= after.items()
+    assert {path.split("/")[0] for path in after.keys() - before.keys()} == {"distil", "calibrate"}
+    draft = {p.parent.parent.name: after[f"distil/{p.parent.parent.name}/draft/{p.name}"]
+             for p in work.glob("artifacts/distil/*/draft/draft.safetensors")}  # fmt: skip
+    assert len(set(draft.values())) == 2
+
+
+def test_part_run_whose_results_exist_does_nothing(work, attempt):
+    before = digest(work / "artifacts")
+    code, stderr = attempt(SMOKE, "stages=[distil,speculate]", work=work)
+    assert code == 0, stderr
+    assert digest(work / "artifacts") == before
+
+
+def test_export_loads_without_remote_code_and_assists_without_changing_greedy_output(smoke):
+    folder = only(smoke.work / "artifacts" / "export") / "draft"
+    [target_folder] = (smoke.work / "targets").iterdir()
+    assert not list(folder.glob("*.py"))
+    draft, target = (
+        AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False, dtype=torch.float32).eval()
+        for place in (folder, target_folder)
+    )
+    ours, theirs = (AutoTokenizer.from_pretrained(place, trust_remote_code=False) for place in (folder, target_folder))
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert ours.chat_template == theirs.chat_template
+    assert draft.config.vocab_size == target.config.vocab_size
+    assert draft.config.num_hidden_layers < target.config.num_hidden_layers
+    calls = []
+    draft.register_forward_hook(lambda *_: calls.append(1))
+    for text in ("Say the number 4.", "What does os.walk do?", "x"):
+        chat = [{"role": "user", "content": text}]
+        inputs = ours.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        options = {"max_new_tokens": 32, "do_sample": False, "pad_token_id": ours.pad_token_id}
+        plain = target.generate(**inputs, **options)
+        assert torch.equal(target.generate(**inputs, **options, assistant_model=draft), plain)
+        assert plain.shape[1] > inputs["input_ids"].shape[1]
+    assert calls
