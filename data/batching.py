@@ -51,6 +51,8 @@ class LengthGroupedBatches(Sampler[list[int]]):
     WINDOW = 16  # batches sorted by length together; the larger, the less padding and the less mixing
 
     def __init__(self, lengths: Sequence[int], size: int, steps: int, seed: int, start: int = 0) -> None:
+        if not lengths:
+            raise ValueError("there are no rows to make batches of")
         self.lengths, self.size, self.steps, self.seed, self.start = lengths, size, steps, seed, start
 
     def __len__(self) -> int:

@@ -110,6 +110,8 @@ def _tables(path: str, split: str) -> Iterator[tuple[str, bool, Dataset]]:
 
 def _file(file: Path, name: str, path: str) -> tuple[str, bool, Dataset]:
     reader = _READERS[file.suffix.lower()]
+    if file.stat().st_size == 0:
+        raise CorpusError(f"corpus.path={path}: {name} is empty; {_FIX}")
     # A cache of its own: nothing is left behind, and no stale copy of a changed file is met.
     with TemporaryDirectory(prefix="draftsmith-corpus-") as cache:
         try:

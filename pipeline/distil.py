@@ -56,6 +56,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     config = context.config.trainer
     cache = context.parent(Stage.logits).folder
     train = LogitCache(cache / "train")
+    if not len(train):
+        raise PipelineError(f"corpus.train={context.config.corpus.train}: no training prompt got an answer to learn from")
     names, validation = _validation(context, cache)
     draft, coverage = initial(context)
     if not context.config.draft.train_embedding:
@@ -107,7 +109,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     best = torch.load(checkpoints / "best.ckpt", weights_only=True, map_location="cpu")
     module.load_state_dict(best["state_dict"])
     drafts.save(Draft(module.model.eval(), draft.vocabulary), folder / "draft")
-    scores = _scores(best, names)
+    scores = _scores(best)
     details = {
         "shape": asdict(drafts.shape(draft)),
         "vocabulary_coverage": coverage,
@@ -130,9 +132,10 @@ def initial(context: Context) -> tuple[Draft, float]:
     if config.path is not None:
         source = existing.load(config.path, tokenizer)
     rows = source.get_output_embeddings().weight.shape[0]
-    if config.vocabulary_size > min(rows, size):
+    if config.vocabulary_size and not len(eos) < config.vocabulary_size <= min(rows, size):
         raise PipelineError(
-            f"draft.vocabulary_size={config.vocabulary_size}: there are {min(rows, size)} tokens; give fewer, or 0 for all"
+            f"draft.vocabulary_size={config.vocabulary_size}: give a number above {len(eos)} (the EOS ids) and up to "
+            f"{min(rows, size)} (the vocabulary), or 0 for all"
         )
     vocabulary: Tensor | None = None
     coverage = 1.0
@@ -157,7 +160,7 @@ def _validation(context: Context, cache: Path) -> tuple[list[str], list[DataLoad
     return names, [DataLoader(LogitCache(cache / name), batch_size=size, collate_fn=collate) for name in names]
 
 
-def _scores(checkpoint: dict[str, Any], names: list[str]) -> dict[str, float]:
+def _scores(checkpoint: dict[str, Any]) -> dict[str, float]:
     """The overlap that chose the checkpoint, from the callback's own state."""
     states: Iterator[dict[str, Any]] = (s for key, s in checkpoint["callbacks"].items() if "ModelCheckpoint" in key)
-    return {f"{names[0]}/overlap": float(next(states)["best_model_score"])}
+    return {"draft/validation_overlap": float(next(states)["best_model_score"])}

@@ -57,6 +57,7 @@ def build(source: PreTrainedModel, config: DraftConfig, vocabulary: Tensor | Non
     wrong = [layer for layer in config.layers if not -depth <= layer < depth]
     if wrong:
         raise PipelineError(f"draft.layers={wrong}: the model has layers 0 … {depth - 1} (negative counts from the end)")
+    _check_head(source)
     chosen = [layer % depth for layer in config.layers] or list(range(depth))
     model = _empty(_shallow(source.config, chosen), vocabulary)
     parts = dict(source.state_dict())
@@ -70,6 +71,20 @@ def build(source: PreTrainedModel, config: DraftConfig, vocabulary: Tensor | Non
     state[f"{name}.weight"] = head if vocabulary is None else head[vocabulary]
     model.load_state_dict({name: tensor.detach().float().clone() for name, tensor in state.items()})
     return Draft(model.eval(), vocabulary)
+
+
+def _check_head(source: PreTrainedModel) -> None:
+    """Refuse a head that does more than multiply: training and export apply it as a bare matrix."""
+    head = source.get_output_embeddings()
+    ids = torch.arange(4)[None] % source.config.vocab_size
+    with torch.inference_mode():
+        hidden = source.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        same = torch.allclose(source(input_ids=ids, use_cache=False).logits, hidden @ head.weight.T, rtol=1e-3, atol=1e-3)
+    if getattr(head, "bias", None) is not None or not same:
+        raise PipelineError(
+            f"target.path: {source.config.model_type} adds a bias to its logits or scales them; "
+            "drafts of it cannot be built yet"
+        )
 
 
 def shape(draft: Draft) -> Shape:
@@ -88,9 +103,7 @@ def shape(draft: Draft) -> Shape:
 
 def save(draft: Draft, folder: Path) -> None:
     """Write config, weights and vocabulary into ``folder``."""
-    tied = draft.model.config.tie_word_embeddings
-    head = draft.model.get_output_embeddings().weight
-    state = {n: p.detach().contiguous() for n, p in draft.model.named_parameters() if not (tied and p is head)}
+    state = {name: tensor.detach().clone().contiguous() for name, tensor in draft.model.state_dict().items()}
     if draft.vocabulary is not None:
         state["draft_vocabulary"] = draft.vocabulary
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,8 +117,7 @@ def load(folder: Path, dtype: torch.dtype) -> Draft:
     state = load_file(folder / "draft.safetensors")
     vocabulary = state.pop("draft_vocabulary", None)
     model = _empty(AutoConfig.from_pretrained(folder, trust_remote_code=False), vocabulary)
-    model.load_state_dict(state, strict=False)
-    model.tie_weights()
+    model.load_state_dict(state)
     return Draft(model.to(dtype).eval(), vocabulary)
 
 
@@ -119,8 +131,10 @@ def _empty(config: AutoConfig, vocabulary: Tensor | None) -> PreTrainedModel:
 def _shallow(config: AutoConfig, layers: list[int]) -> AutoConfig:
     """The target's config with fewer layers and a head of its own."""
     config = copy.deepcopy(config)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[layer] for layer in layers]
+    depth = config.num_hidden_layers
+    for key, value in config.to_dict().items():  # layer_types and other lists with an entry for each layer
+        if isinstance(value, list) and len(value) == depth:
+            setattr(config, key, [value[layer] for layer in layers])
     config.num_hidden_layers = len(layers)
     config.tie_word_embeddings = False
     config.dtype = torch.float32

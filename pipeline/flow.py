@@ -7,10 +7,13 @@ A result whose fingerprint exists is used again; a result that is needed and mis
 import json
 import logging
 import subprocess
+import warnings
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
+import transformers
 import yaml
 from filelock import FileLock
 
@@ -125,10 +128,12 @@ def _missing(stage: Stage, identity: dict[str, Any], folder: Path) -> str:
 
 def _quiet() -> None:
     """One logging handler, no adverts, no progress bars of libraries inside ours."""
-    import transformers
-
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", message=".*(LeafSpec|num_workers|treespec).*")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # what it cannot read becomes our message
+    datasets.disable_progress_bars()
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.WARNING)

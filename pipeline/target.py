@@ -14,6 +14,7 @@ from pathlib import Path
 
 import huggingface_hub
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from data.artifact import file_hash, fingerprint, publish_folder
@@ -139,8 +140,14 @@ def _check_causal_lm(path: str, folder: Path) -> None:
         raise PipelineError(f"target.path={path}: {folder} holds no *.safetensors; other formats are not loaded")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        if type(config) not in AutoModelForCausalLM._model_mapping:
+        encoder = getattr(config, "is_decoder", None) is False and any(
+            name.endswith(("ForMaskedLM", "ForSequenceClassification", "Model")) for name in config.architectures or [""]
+        )
+        if type(config) not in AutoModelForCausalLM._model_mapping or encoder:
             raise PipelineError(f"target.path={path}: {config.model_type} is not a causal language model")
+        for weights in folder.glob("*.safetensors"):
+            with safe_open(weights, framework="pt"):
+                pass  # reads and checks the header
         check_supported(config)
-    except (ValueError, UnsupportedModelError, OSError) as error:
+    except (ValueError, UnsupportedModelError, OSError, SafetensorError) as error:
         raise PipelineError(f"target.path={path}: {error}") from error

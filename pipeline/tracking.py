@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import MLFlowLogger
 from mlflow.entities import Metric, Param, RunStatus, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.config import Tracking
 from pipeline.errors import PipelineError
@@ -96,7 +97,7 @@ def execution(tracking: Tracking, work: Path, name: str, tags: dict[str, str]) -
             )
         _bury_the_dead(client, number)
         run = client.create_run(number, run_name=name, tags={**tags, **_owner(), "mlflow.source.name": "draftsmith"})
-    except MlflowException as error:
+    except (MlflowException, SQLAlchemyError) as error:
         raise PipelineError(f"tracking.uri={uri}: MLflow cannot use this store ({error})") from error
     with _ending(Run(client, uri, run.info.run_id, tracking.experiment)) as opened:
         yield opened

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.main import main
+from pipeline import main as entry
 from pipeline.tiny import byte_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -80,11 +80,12 @@ def attempt(monkeypatch, capsys):
     """Run the console script in this process; gives its exit code and what it wrote to stderr."""
 
     def run(*overrides: str, work: Path) -> tuple[int, str]:
+        monkeypatch.setattr(entry, "_begun", False)
         monkeypatch.setattr(sys, "argv", ["draftsmith", *overrides, f"paths.work={work}"])
         capsys.readouterr()
         with kept_process_state():
             try:
-                main()
+                entry.main()
                 code = 0
             except SystemExit as stop:
                 code = stop.code

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 from pipeline.config import Draft as DraftConfig
 from pipeline.draft import build, choose_vocabulary, load, save, shape
 from pipeline.errors import PipelineError
+from speculative import Draft
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 TOKENS = torch.tensor([[7, 3, 49, 0, 21, 21, 8]])
@@ -156,7 +157,7 @@ def test_a_draft_loads_in_the_precision_that_is_asked_for(tmp_path):
 
 def test_a_tied_model_survives_its_folder_tied(tmp_path):
     target = tiny(tied=True)
-    save(type(build(target, DraftConfig(layers=[0]), None))(target), tmp_path)
+    save(Draft(target), tmp_path)
     loaded = load(tmp_path, torch.float32).model
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
     assert torch.equal(logits(loaded), logits(target))
@@ -176,5 +177,5 @@ def test_the_shape_by_hand():
     }
     whole = build(tiny(tied=True), DraftConfig(layers=[]), None)
     assert shape(whole).parameters == 4 * layer + 16 + 2 * 800  # the head is a copy of its own
-    tied = shape(type(whole)(tiny(tied=True)))
+    tied = shape(Draft(tiny(tied=True)))
     assert tied.parameters == tied.read_per_step == 4 * layer + 16 + 800
