@@ -49,7 +49,7 @@ class Corpus:
     path: str | None = None
     column: str = "prompt"
     document_column: str | None = None
-    train: int = 2000
+    train: int = 1700
     validation: int = 48
     test: int = 48
 
@@ -97,9 +97,18 @@ class Objective:
     divergence: Divergence = Divergence.forward_kl
 
 
+class Method(Enum):
+    """Optimizers."""
+
+    adamw = 1
+    muon = 2
+
+
 @dataclass(frozen=True)
 class Optimizer:
-    learning_rate: float = 1e-3
+    method: Method = Method.muon
+    learning_rate: float = 2e-3
+    muon_learning_rate: float = 2e-2
     final_share: float = 0.1
     warmup_share: float = 0.05
     weight_decay: float = 0.01
@@ -114,7 +123,7 @@ class Trainer:
     num_nodes: int = 1
     strategy: str = "auto"
     precision: Precision = Precision.auto
-    max_steps: int = 400
+    max_steps: int = 600
     batch_size: int = 16
     accumulate: int = 1
     validate_every: int = 100
@@ -127,7 +136,7 @@ class Decoding:
     top_p: float = 1.0
     draft_tokens: int | None = None
     longest_draft: int = 5
-    prompts: int = 16
+    prompts: int = 12
     max_new_tokens: int = 80
     lossless_tokens: int = 64
     baselines: bool = True
@@ -180,6 +189,7 @@ def check(config: Config) -> None:
         "codec.evaluation_top_k": config.codec.evaluation_top_k,
         "codec.batch_size": config.codec.batch_size,
         "optimizer.learning_rate": config.optimizer.learning_rate,
+        "optimizer.muon_learning_rate": config.optimizer.muon_learning_rate,
         "trainer.max_steps": config.trainer.max_steps,
         "trainer.batch_size": config.trainer.batch_size,
         "trainer.accumulate": config.trainer.accumulate,

@@ -40,7 +40,7 @@ def identity(context: Context) -> dict[str, Any]:
         "target": context.target.fingerprint,
         "draft": draft_identity(config.draft),
         "objective": config.objective.divergence.name,
-        "optimizer": asdict(config.optimizer),
+        "optimizer": asdict(config.optimizer) | {"method": config.optimizer.method.name},
         "trainer": {key: value for key, value in asdict(config.trainer).items() if key not in shared},
         "precision": str(_precision(context)),
         "seed": config.seed,

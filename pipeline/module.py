@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from data.batching import Batch
-from pipeline import losses
+from pipeline import losses, optimizers
 from pipeline.config import Optimizer
 from pipeline.errors import PipelineError
 from speculative import Draft
@@ -70,12 +70,7 @@ class Distillation(L.LightningModule):
             self.log(f"{name}/forward_kl", divergence / count)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        groups = [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": self.config.weight_decay},
-            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=self.config.learning_rate, betas=tuple(self.config.betas))
+        optimizer = optimizers.make(self.model, self.config)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._share_of_rate)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

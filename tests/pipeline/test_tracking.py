@@ -138,9 +138,8 @@ def running(work: Path, stage: str) -> bool:
         return bool(store.execute("SELECT 1 FROM runs WHERE name = ? AND status = 'RUNNING'", (stage,)).fetchall())
 
 
-def test_run_whose_process_is_gone_is_marked_killed(tmp_path):
-    settings = Tracking(uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
-    with tracking.execution(settings, tmp_path, "first", {}) as first:
+def test_run_whose_process_is_gone_is_marked_killed(work):
+    with tracking.execution(Tracking(), work, "first", {}) as first:
         client = first.client
     experiment = client.get_run(first.run_id).info.experiment_id
     gone = subprocess.Popen([sys.executable, "-c", ""])
@@ -152,7 +151,7 @@ def test_run_whose_process_is_gone_is_marked_killed(tmp_path):
         for name, (host, pid) in owners.items()
     }
     stranger = client.create_run(experiment).info.run_id
-    with tracking.execution(settings, tmp_path, "next", {}) as run:
+    with tracking.execution(Tracking(), work, "next", {}) as run:
         assert client.get_run(run.run_id).info.status == "RUNNING"
     status = {name: client.get_run(run_id).info.status for name, run_id in runs.items()}
     assert status == {"gone": "KILLED", "alive": "RUNNING", "elsewhere": "RUNNING"}

@@ -103,5 +103,5 @@ def test_bounds(pair):
     tv, forward, reverse = done.total_variation.item(), done.forward_kl.item(), done.reverse_kl.item()
     assert -1e-6 <= tv <= 1 + 1e-6
     assert tv <= math.sqrt(max(min(forward, reverse), 0.0) / 2) + 2e-3  # Pinsker; float32 at KL ≈ 0
-    assert tv <= math.sqrt(1 - math.exp(-forward)) + 2e-3 if forward > 0 else tv < 2e-3  # Bretagnolle–Huber
+    assert tv <= math.sqrt(1 - math.exp(-forward)) + 2e-3 if forward > 0 else tv < 2e-3  # Bretagnolle and Huber
     assert done.jensen_shannon.item() <= math.log(2) * tv + 1e-5

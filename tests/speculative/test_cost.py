@@ -86,9 +86,7 @@ def test_round_cost_and_ratio_by_hand():
 def test_the_best_length_has_the_highest_ratio_over_all_texts():
     texts = [[0.9] * 50, [0.2] * 10, [0.7, 0.99] * 20]
     table = costs()
-    ratios = [
-        sum(map(len, texts)) / (sum(rounds_needed(text, k) for text in texts) * table.round(k)) for k in range(5)
-    ]
+    ratios = [sum(map(len, texts)) / (sum(rounds_needed(text, k) for text in texts) * table.round(k)) for k in range(5)]
     best, ratio = best_length(texts, table)
     assert best == max(range(5), key=ratios.__getitem__) > 0
     assert ratio == pytest.approx(max(ratios))
@@ -106,7 +104,7 @@ def test_the_best_length_grows_with_acceptance():
 
 
 def test_break_even_of_one_draft_is_its_surplus_cost():
-    # K = 1: 1 + α > c + v(2) + o at α = 0.1 + 1.2 + 0.1 − 1.
+    # K = 1 wins once 1 + a > c + v(2) + o = 0.1 + 1.2 + 0.1.
     table = costs(verify=(0.9, 1.2), other=(0.1, 0.1))
     assert break_even_overlap(table) == pytest.approx(0.4, abs=2e-4)
 

@@ -76,17 +76,23 @@ def test_half_precision_logits_give_float32_that_sums_to_one():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("temperature", -0.1), ("temperature", math.inf), ("temperature", math.nan), ("top_k", -1), ("top_p", 0.0)]
-    + [("top_p", 1.01), ("top_p", math.nan)],
+    [
+        ("temperature", -0.1),
+        ("temperature", math.inf),
+        ("temperature", math.nan),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+    ],
 )
 def test_settings_out_of_range_are_refused_by_name(field, value):
     with pytest.raises(ValueError, match=field):
         Sampling(**{field: value})
 
 
-weights = st.lists(
-    st.one_of(st.just(0.0), st.floats(2.0**-100, 1.0, width=32), st.just(1e-38)), min_size=1, max_size=9
-).filter(any)
+weight = st.one_of(st.just(0.0), st.floats(2.0**-100, 1.0, width=32), st.just(1e-38))
+weights = st.lists(weight, min_size=1, max_size=9).filter(any)
 LAST = 1 - 2.0**-53
 
 

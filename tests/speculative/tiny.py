@@ -42,7 +42,7 @@ def perturbed(model, scale=0.04, seed=9):
 
 
 def trimmed(kept, **shape):
-    """A draft whose output ids 0 … D−1 stand for the target ids ``kept``; it reads target ids."""
+    """A draft whose output ids 0, 1, … stand for the target ids ``kept``; it reads target ids."""
     model = tiny(**shape)
     head = torch.nn.Linear(model.config.hidden_size, len(kept), bias=False, dtype=model.dtype)
     with torch.no_grad():
