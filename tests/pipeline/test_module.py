@@ -154,7 +154,7 @@ def test_the_rate_warms_up_and_ends_at_its_final_share():
     assert made["lr_scheduler"]["interval"] == "step"
     rates = []
     for _ in range(120):
-        rates.append(made["optimizer"].param_groups[0]["lr"])
+        rates.append(made["optimizer"].param_groups[-1]["lr"])  # that of AdamW
         made["optimizer"].step()
         made["lr_scheduler"]["scheduler"].step()
     assert rates[:6] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0, 2.0])
@@ -173,8 +173,8 @@ def test_norms_do_not_decay_and_frozen_weights_are_not_trained():
     draft = build(model(0), DraftConfig(layers=[0]), KEPT)
     freeze_embedding(draft.model)
     optimizer = module(draft, weight_decay=0.3).configure_optimizers()["optimizer"]
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
-    assert [{p.ndim for p in group["params"]} for group in optimizer.param_groups] == [{2}, {1}]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3, 0.0]
+    assert [{p.ndim for p in group["params"]} for group in optimizer.param_groups] == [{2}, {2}, {1}]
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     embedding = draft.model.get_input_embeddings().weight
     assert trained == {id(p) for p in draft.model.parameters()} - {id(embedding)}
