@@ -6,6 +6,7 @@ file that touches the private side of transformers' cache classes.
 """
 
 import inspect
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -28,6 +29,38 @@ def check_supported(config: PreTrainedConfig) -> None:
         )
     if config.is_encoder_decoder:
         raise UnsupportedModelError(f"{config.model_type}: only decoder-only models are supported")
+
+
+_EXACT: WeakSet[PreTrainedModel] = WeakSet()  # models that passed check_exact
+
+
+def check_exact(model: PreTrainedModel) -> None:
+    """Refuse a model whose logits change when tokens are fed in pieces, in a batch, or over a forgotten slot.
+
+    Not every architecture reads the mask and positions it is given; the few that do not are found by trying, once.
+    """
+    if model in _EXACT:
+        return
+    _EXACT.add(model)  # before the trial, which feeds the model itself
+    try:
+        with torch.inference_mode():
+            tokens = torch.tensor([[1, 3, 2, 5, 4, 6], [4, 2, 2, 3, 1, 5]], device=model.device)
+            tokens = tokens % model.config.vocab_size
+            whole = model(input_ids=tokens, use_cache=False).logits[:, -1].float()
+            cached, places = CachedModel(model, 2, 8), torch.arange(6, device=model.device)
+            cached.feed(tokens.flip(1)[:, :4], places[None, :4].expand(2, -1), keep=1)  # to be overwritten
+            cached.feed(tokens[:, :3], places[None, :3].expand(2, -1), keep=1)
+            ragged = torch.stack([places[3:5], places[2:4]])
+            cached.feed(tokens.gather(1, ragged), ragged, keep=1)
+            ragged = torch.stack([places[4:6], places[4:6]])
+            pieces = cached.feed(tokens.gather(1, ragged), ragged, keep=1)[:, -1].float()
+        exact = torch.allclose(pieces, whole, rtol=0, atol=5e-2 * float(whole.abs().max()))
+    except Exception as error:  # an architecture that is not what the cache expects fails in ways of its own
+        _EXACT.discard(model)
+        raise UnsupportedModelError(f"{model.config.model_type}: its cache cannot be used ({error})") from error
+    if not exact:
+        _EXACT.discard(model)
+        raise UnsupportedModelError(f"{model.config.model_type}: its output depends on how tokens are fed; it is not supported")
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -97,9 +130,12 @@ class CachedModel:
 
     def __init__(self, model: PreTrainedModel, batch: int, capacity: int) -> None:
         check_supported(model.config)
+        check_exact(model)
         self.model = model
         self.cache = SlotCache(model.config.num_hidden_layers, batch, capacity)
         self.slots = torch.arange(capacity, device=model.device)
+        self.context = getattr(model.config, "max_position_embeddings", None) or capacity
+        self.additive = model.config._attn_implementation == "eager"  # it adds its mask, sdpa reads a boolean one
         # transformers renames the argument; models move to the new name one by one.
         parameters = inspect.signature(type(model).forward).parameters
         self.argument = "cache" if "cache" in parameters else "past_key_values"
@@ -108,10 +144,12 @@ class CachedModel:
         """Logits (B, keep, V) of the last ``keep`` of the tokens (B, n) placed at ``positions`` (B, n)."""
         self.cache.place(positions)
         mask = self.slots[: self.cache.visible] <= positions[:, None, :, None]  # (B, 1, n, visible)
+        if self.additive:
+            mask = torch.where(mask, 0.0, torch.finfo(self.model.dtype).min).to(self.model.dtype)
         return self.model(
             input_ids=tokens,
             attention_mask=mask,
-            position_ids=positions,
+            position_ids=positions.clamp(max=self.context - 1),  # blocks may reach beyond a row's end, never its tokens
             use_cache=True,
             logits_to_keep=keep,
             **{self.argument: self.cache},

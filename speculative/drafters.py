@@ -25,6 +25,14 @@ class Draft:
         if self.vocabulary is not None and not bool((self.vocabulary.diff() > 0).all()):
             raise ValueError("the draft vocabulary must be sorted and without repeats")
 
+    def check_fits(self, target_size: int) -> None:
+        """Raise ValueError unless every output id of the draft stands for one of ``target_size`` target ids."""
+        outputs = self.model.get_output_embeddings().weight.shape[0]
+        if self.vocabulary is None and outputs != target_size:
+            raise ValueError(f"the draft has {outputs} output ids, the target {target_size}: give the draft a vocabulary")
+        if self.vocabulary is not None and (len(self.vocabulary) != outputs or int(self.vocabulary[-1]) >= target_size):
+            raise ValueError(f"the draft's vocabulary must have {outputs} ids below {target_size}")
+
 
 @dataclass(frozen=True)
 class Proposal:

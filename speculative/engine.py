@@ -97,22 +97,23 @@ def generate(
     sampling = sampling or Sampling(temperature=0.0)
     depth = num_draft_tokens if draft is not None else 0
     budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
-    capacity = _capacity(target, draft, prompts, budgets, num_draft_tokens)
+    capacity = _capacity(target, draft, prompts, budgets, num_draft_tokens, row_keys)
     started = time.perf_counter()
     seconds = Phases()
     rows = _start(prompts, budgets, capacity, row_keys, target.device)
+    final, stopped = rows.lengths.clone(), torch.zeros(len(prompts), dtype=torch.bool, device=target.device)
     committed, eos = rows.tokens.clone(), torch.tensor(list(eos_token_ids), device=target.device)
-    longest = int(rows.lengths.max())
-    model = CachedModel(target, len(prompts), capacity)
+    rows.select(rows.alive.nonzero().squeeze(1))
+    live, longest = len(rows.index), max([1, *rows.lengths.tolist()])
+    model = CachedModel(target, live, capacity)
     model.prefill(rows.tokens, longest - 1)
     drafter = None
     if draft is not None and depth > 0:
-        drafter = ModelDrafter(draft, len(prompts), capacity, sampling, seed)
+        drafter = ModelDrafter(draft, live, capacity, sampling, seed)
         drafter.prefill(rows.tokens, longest - 1, rows.lengths - 1)
     seconds.prefill = time.perf_counter() - started
 
     log = Log(len(prompts), depth)
-    final, stopped = rows.lengths.clone(), torch.zeros(len(prompts), dtype=torch.bool, device=target.device)
     while bool(rows.alive.any()):
         if float(rows.alive.float().mean()) < COMPACT_BELOW:
             keep = rows.alive.nonzero().squeeze(1)
@@ -131,9 +132,11 @@ def generate(
         now = time.perf_counter()
         seconds.target, mark = seconds.target + now - mark, now
 
-        verdict = _verify(logits, proposal, rows, sampling, seed, draft.vocabulary if draft else None)
+        # A row near its budget must not see drafts that it would not have had alone, or it would depend on others.
+        limits = (rows.ends - rows.lengths - 1).clamp(0, count)
+        verdict = _verify(logits, proposal, rows, limits, sampling, seed, draft.vocabulary if draft else None)
         emitted, ended = _commit(rows, block, verdict, eos)
-        log.add(rows.index[rows.alive], count, verdict.accepted[rows.alive], emitted[rows.alive])
+        log.add(rows.index[rows.alive], limits[rows.alive], verdict.accepted[rows.alive], emitted[rows.alive])
         stopped[rows.index] |= ended
         final[rows.index] = rows.lengths
         if drafter:
@@ -152,6 +155,7 @@ def _capacity(
     prompts: Sequence[Sequence[int]],
     budgets: Sequence[int],
     num_draft_tokens: int,
+    row_keys: Sequence[int] | None,
 ) -> int:
     """Slots that the longest row can need, after refusing what cannot be decoded."""
     if not prompts or min(map(len, prompts)) == 0:
@@ -160,6 +164,10 @@ def _capacity(
         raise ValueError(f"num_draft_tokens must be ≥ 0, not {num_draft_tokens}")
     if len(budgets) != len(prompts) or min(budgets) < 0:
         raise ValueError("max_new_tokens must be one number ≥ 0, or one for each prompt")
+    if row_keys is not None and len(row_keys) != len(prompts):
+        raise ValueError(f"row_keys needs one key for each of the {len(prompts)} prompts, not {len(row_keys)}")
+    if draft is not None:
+        draft.check_fits(target.config.vocab_size)
     longest = max(len(prompt) + budget for prompt, budget in zip(prompts, budgets, strict=True))
     for name, model in (("target", target), ("draft", draft and draft.model)):
         context = model and getattr(model.config, "max_position_embeddings", None)
@@ -196,20 +204,24 @@ def _target_forward(model: CachedModel, rows: _Rows, proposal: Proposal | None) 
 
 
 def _verify(
-    logits: Tensor, proposal: Proposal | None, rows: _Rows, sampling: Sampling, seed: int, vocabulary: Tensor | None
+    logits: Tensor,
+    proposal: Proposal | None,
+    rows: _Rows,
+    limits: Tensor,
+    sampling: Sampling,
+    seed: int,
+    vocabulary: Tensor | None,
 ) -> Verdict:
     if sampling.greedy:
         choices = logits.argmax(-1)
         drafted = choices[:, :0] if proposal is None else proposal.tokens
-        return verify_greedy(choices, drafted)
+        return verify_greedy(choices, drafted, limits)
     p = probabilities(logits, sampling)
     positions = rows.lengths[:, None] + torch.arange(logits.shape[1], device=logits.device)
     follow = uniforms(seed, rows.keys[:, None], positions, Purpose.TARGET)
     if proposal is None:
         return Verdict(torch.zeros_like(rows.lengths), draw(p[:, 0], follow[:, 0]))
     accept = uniforms(seed, rows.keys[:, None], positions[:, :-1], Purpose.ACCEPT)
-    # A row near its budget must not see drafts that it would not have had alone, or its draws would depend on others.
-    limits = (rows.ends - rows.lengths - 1).clamp(0, proposal.tokens.shape[1])
     return verify_sampled(p, proposal.probabilities, proposal.tokens, accept, follow, vocabulary, limits)
 
 

@@ -72,11 +72,11 @@ class Log:
         self.rounds = torch.zeros(rows, depth + 1, depth + 1, dtype=torch.long)
         self.emitted = torch.zeros(rows, dtype=torch.long)
 
-    def add(self, index: Tensor, count: int, accepted: Tensor, emitted: Tensor) -> None:
-        """One round: ``index`` (B,) rows that took part, K = ``count``, drafts ``accepted`` and tokens ``emitted`` (B,)."""
-        index, accepted, emitted = index.cpu(), accepted.cpu(), emitted.cpu()
+    def add(self, index: Tensor, proposed: Tensor, accepted: Tensor, emitted: Tensor) -> None:
+        """One round of the rows ``index`` (B,): drafts ``proposed`` and ``accepted``, tokens ``emitted``, all (B,)."""
+        index, proposed, accepted, emitted = (counts.cpu() for counts in (index, proposed, accepted, emitted))
         cut = emitted <= accepted
-        proposed = torch.where(cut, emitted, count)
+        proposed = torch.where(cut, emitted, proposed)
         self.rounds[index, proposed, torch.where(cut, emitted, accepted)] += 1
         self.emitted[index] += emitted
 

@@ -21,15 +21,17 @@ class Verdict:
     following: Tensor
 
 
-def verify_greedy(choices: Tensor, drafted: Tensor) -> Verdict:
+def verify_greedy(choices: Tensor, drafted: Tensor, limits: Tensor | None = None) -> Verdict:
     """Temperature 0: keep the drafted prefix that equals the target's own choices.
 
     Args:
         choices: (B, K+1) the target's argmax at every position of the block.
         drafted: (B, K) proposed ids.
+        limits: (B,) drafts of each row that count; None: all K.
     """
     agree = (choices[:, :-1] == drafted).long()
     accepted = agree.cumprod(-1).sum(-1)
+    accepted = accepted if limits is None else torch.minimum(accepted, limits)
     return Verdict(accepted, choices.gather(1, accepted[:, None]).squeeze(1))
 
 

@@ -516,20 +516,17 @@ def broken(reason):
     return pytest.mark.xfail(strict=True, reason=reason)
 
 
-@broken("the boolean mask is added to the scores by eager attention, which masks nothing")
 def test_eager_attention_writes_the_same_text():
     target, eager = tiny(), tiny(implementation="eager")
     assert generate(eager, PROMPTS, max_new_tokens=12).tokens == generate(target, PROMPTS, max_new_tokens=12).tokens
 
 
-@broken("negative position: a finished row of one token is fed as far back as its neighbour")
 def test_a_row_without_budget_and_a_prompt_of_one_token(target, drafts):
     options = {"max_new_tokens": [0, 12, 12, 12], "draft": drafts["same"], "num_draft_tokens": 3}
     done = generate(target, [[1], *PROMPTS[:3]], **options)
     assert done.tokens == [[], *generate(target, PROMPTS[:3], max_new_tokens=12).tokens]
 
 
-@broken("a row near its end is fed positions beyond the context")
 def test_a_row_at_the_end_of_its_context_beside_one_at_its_start():
     model = tiny("gpt2", n_positions=32)
     prompts, budgets = [list(range(31)), [1]], [1, 20]
@@ -537,7 +534,6 @@ def test_a_row_at_the_end_of_its_context_beside_one_at_its_start():
     assert done.tokens == [transformers_greedy(model, *pair) for pair in zip(prompts, budgets, strict=True)]
 
 
-@broken("drafts behind a row's budget are counted as proposed")
 @pytest.mark.parametrize("sampling", [Sampling(0.0), WARM], ids=["greedy", "sampled"])
 def test_counts_of_a_row_do_not_depend_on_its_neighbours(target, drafts, sampling):
     options = {"draft": drafts["same"], "num_draft_tokens": 6, "sampling": sampling, "seed": 5}
@@ -547,21 +543,18 @@ def test_counts_of_a_row_do_not_depend_on_its_neighbours(target, drafts, samplin
         assert whole.acceptance[row] == alone.acceptance[0], row
 
 
-@broken("one key is shared by all rows; other counts fail inside a draw")
 @pytest.mark.parametrize("keys", [[7], [1, 2, 3]])
 def test_keys_must_be_one_for_each_row(target, keys):
     with pytest.raises(ValueError, match="row_keys"):
         generate(target, PROMPTS[:2], max_new_tokens=4, sampling=WARM, row_keys=keys)
 
 
-@broken("fails inside a lookup or a subtraction")
 @pytest.mark.parametrize("size", [40, 64])
 def test_a_draft_of_another_vocabulary_size_is_refused(target, size):
     with pytest.raises(ValueError, match="vocabulary"):
         generate(target, PROMPTS, max_new_tokens=8, draft=Draft(tiny(vocabulary=size)), num_draft_tokens=3)
 
 
-@broken("neither refused nor exact: local attention, ALiBi and recurrence pass the check by configuration")
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
