@@ -51,7 +51,6 @@ def write_json(path: Path, content: Any) -> None:
 def publish_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Fill a temporary neighbour of ``folder`` and rename it into place; ``folder`` must not exist."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         fill(temporary)

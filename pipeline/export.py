@@ -32,10 +32,7 @@ def identity(context: Context) -> dict[str, Any]:
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
-    configured = context.config.export.path
-    destination = Path(configured).expanduser().resolve() if configured else folder / "draft"
-    if destination.exists():
-        raise PipelineError(f"export.path={destination}: this folder exists; move it away or choose another")
+    destination = free_destination(context.config.export.path) or folder / "draft"
     responses = [r for r in read_shards(context.parent(Stage.generate).folder) if r.tokens]
     trained = drafts.load(context.parent(Stage.distil).folder / "draft", torch.float32)
     expansion = expand(trained, ([*r.request.prompt, *r.tokens] for r in responses if r.request.split == "validation"))
@@ -51,6 +48,14 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         "folder": os.path.relpath(destination),
         **comparison,
     }
+
+
+def free_destination(path: str | None) -> Path | None:
+    """The folder to export to, None for the default; refused if something is there, which is not ours to replace."""
+    destination = Path(path).expanduser().resolve() if path else None
+    if destination is not None and destination.exists():
+        raise PipelineError(f"export.path={path}: this folder exists; move it away or choose another")
+    return destination
 
 
 def _write(context: Context, expansion: Expansion, folder: Path) -> None:

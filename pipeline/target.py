@@ -9,11 +9,14 @@ import copy
 import importlib.metadata
 import logging
 import os
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -58,8 +61,7 @@ def resolve(target: Target, work: Path, seed: int) -> TargetFiles:
     path = target.path
     if path == "random:tiny":
         folder = work / "targets" / f"tiny-{seed}-{tiny.FORMAT}"
-        if not folder.exists():
-            publish_folder(folder, lambda new: tiny.make(new, seed))
+        _make_once(folder, lambda new: tiny.make(new, seed))
     elif path.startswith("package:"):
         folder = _from_gguf(_in_package(path.removeprefix("package:")), target, work)
     elif path.endswith(".gguf"):
@@ -97,10 +99,19 @@ def _from_gguf(path: Path, target: Target, work: Path) -> Path:
             "Fetch it again, or set target.sha256 to the hash you trust (null skips the check)"
         )
     folder = work / "targets" / f"{path.stem}-{digest[:16]}"
-    if not folder.exists():
-        log.info("converting %s to safetensors, once", path.name)
-        publish_folder(folder, lambda new: _convert(path, new, target.path))
+    _make_once(folder, lambda new: _convert(path, new, target.path))
     return folder
+
+
+def _make_once(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Fill ``folder`` if it is not there; of several processes that want it, one fills it and the others wait."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        if not folder.exists():
+            for left in folder.parent.glob(f".{folder.name}.*.partial"):  # of a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            log.info("making %s, once", folder.name)
+            publish_folder(folder, fill)
 
 
 def _convert(path: Path, folder: Path, named: str) -> None:

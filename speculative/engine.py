@@ -115,13 +115,15 @@ def generate(
 
     log = Log(len(prompts), depth)
     while bool(rows.alive.any()):
+        mark = time.perf_counter()
         if float(rows.alive.float().mean()) < COMPACT_BELOW:
             keep = rows.alive.nonzero().squeeze(1)
             committed[rows.index] = rows.tokens
             for part in (rows, model.cache, drafter):
                 if part is not None:
                     part.select(keep)
-        mark = time.perf_counter()
+        now = time.perf_counter()
+        seconds.other, mark = seconds.other + now - mark, now
         remaining = int((rows.ends - rows.lengths)[rows.alive].max())
         count = min(depth, remaining - 1)
         proposal = drafter.propose(rows.tokens, rows.lengths, rows.keys, count) if drafter and count > 0 else None

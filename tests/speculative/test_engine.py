@@ -512,10 +512,6 @@ def test_models_are_left_as_they_were(target, drafts):
 # Cases at the edge
 
 
-def broken(reason):
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
 def test_eager_attention_writes_the_same_text():
     target, eager = tiny(), tiny(implementation="eager")
     assert generate(eager, PROMPTS, max_new_tokens=12).tokens == generate(target, PROMPTS, max_new_tokens=12).tokens
