@@ -69,12 +69,23 @@ def _nucleus(logits: Tensor, top_p: float) -> Tensor:
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """Inverse-CDF draw: ids (...) from unnormalised ``weights`` (..., V) and ``uniform`` (...) in [0, 1).
 
-    A token of zero weight is never drawn: its step of the CDF has no width.
+    Two levels, block sums and then one block, for a running sum over the whole vocabulary is slow. A token of zero
+    weight is never drawn: its step of the CDF has no width, and neither has that of a block of zeros.
     """
-    cdf = weights.cumsum(-1, dtype=torch.float64)
-    point = (uniform.double() * cdf[..., -1]).unsqueeze(-1)
-    drawn = torch.searchsorted(cdf, point.contiguous(), right=True).squeeze(-1)
-    return drawn.clamp_(max=weights.shape[-1] - 1)
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    outer = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    point = (uniform.double() * outer[..., -1]).unsqueeze(-1)
+    block = torch.searchsorted(outer, point, right=True).clamp_(max=outer.shape[-1] - 1)
+    chosen = blocks.gather(-2, block.unsqueeze(-1).expand(*block.shape, _BLOCK)).squeeze(-2)
+    inner = chosen.cumsum(-1, dtype=torch.float64)
+    before = torch.where(block > 0, outer.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    # Rounding must not carry the point past the block's last token of positive weight.
+    below = torch.nextafter(inner[..., -1:], torch.zeros_like(before))
+    place = torch.searchsorted(inner, torch.minimum((point - before).clamp_(min=0.0), below), right=True)
+    return (block * _BLOCK + place).squeeze(-1)
+
+
+_BLOCK = 256
 
 
 def uniforms(seed: int, rows: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
