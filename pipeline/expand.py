@@ -25,7 +25,7 @@ class Expansion:
     excluded_mass: float
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference mode: its tensors could not be used outside it
 def expand(draft: Draft, texts: Iterable[list[int]]) -> Expansion:
     """A float32 model with ``vocab_size`` head rows; ``texts`` are token ids on which the margin is set and measured."""
     if draft.vocabulary is None:
