@@ -50,6 +50,11 @@ def test_kept_logits_are_unchanged_and_the_others_out_of_reach(draft):
     assert expansion.excluded_mass == pytest.approx(excluded_mass(expansion.model), rel=1e-2)
 
 
+def test_an_expanded_draft_is_no_inference_tensor(draft):
+    model = expand(draft, TEXTS).model
+    assert not any(parameter.is_inference() for parameter in model.parameters())
+
+
 def test_the_mass_is_measured_and_not_assumed(tmp_path):
     # More random hidden states than dimensions: no direction serves them all.
     texts = [torch.randint(259, (200,), generator=torch.Generator().manual_seed(seed)).tolist() for seed in range(3)]
