@@ -14,7 +14,7 @@ def log(rounds, depth=3):
     """One row; ``rounds`` of (K, drafts accepted by the rule, tokens emitted)."""
     log = Log(1, depth)
     for count, accepted, emitted in rounds:
-        log.add(torch.tensor([0]), count, torch.tensor([accepted]), torch.tensor([emitted]))
+        log.add(torch.tensor([0]), torch.tensor([count]), torch.tensor([accepted]), torch.tensor([emitted]))
     return log.by_row()[0]
 
 
@@ -57,8 +57,8 @@ def test_drafts_beyond_a_cut_are_neither_proposed_nor_accepted(accepted, emitted
 
 def test_rows_of_a_batch_are_counted_apart():
     log = Log(3, 2)
-    log.add(torch.tensor([2, 0]), 2, torch.tensor([2, 0]), torch.tensor([3, 1]))
-    log.add(torch.tensor([2]), 1, torch.tensor([0]), torch.tensor([1]))
+    log.add(torch.tensor([2, 0]), torch.tensor([2, 2]), torch.tensor([2, 0]), torch.tensor([3, 1]))
+    log.add(torch.tensor([2]), torch.tensor([1]), torch.tensor([0]), torch.tensor([1]))
     first, idle, last = log.by_row()
     assert (first.rounds[2][0], first.emitted) == (1, 1)
     assert (idle.target_forwards, idle.emitted) == (0, 0)
