@@ -5,6 +5,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pipeline.calibrate import costs_of
 from speculative.cost import Costs
 
 BEFORE, AFTER, ACCENT = "#b8b8b8", "#2b6cb0", "#c05621"
@@ -16,7 +17,7 @@ def report(speculate: dict[str, Any], calibrate: dict[str, Any]) -> Figure:
     axes = figure.subplots(2, 2)
     _agreement(axes[0, 0], speculate["by_temperature"])
     _positions(axes[0, 1], speculate["by_temperature"])
-    _costs(axes[1, 0], calibrate["by_temperature"])
+    _costs(axes[1, 0], costs_of(calibrate, float(next(iter(calibrate["by_temperature"])))))
     _speed(axes[1, 1], speculate["by_temperature"])
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
@@ -53,9 +54,7 @@ def _positions(axis: Axes, by_temperature: dict[str, Any]) -> None:
     axis.legend(frameon=False, fontsize=9)
 
 
-def _costs(axis: Axes, by_temperature: dict[str, Any]) -> None:
-    stored = next(iter(by_temperature.values()))["costs"]
-    costs = Costs(stored["plain_seconds"], stored["draft"], tuple(stored["verify"]), tuple(stored["other"]))
+def _costs(axis: Axes, costs: Costs) -> None:
     lengths = range(costs.longest + 1)
     draft = [k * costs.draft for k in lengths]
     verify = list(costs.verify)

@@ -53,14 +53,13 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     seconds = time.perf_counter() - started
     responses = list(read_shards(folder))
     tokens = sum(len(response.tokens) for response in responses)
-    written = sum(1 for _ in waiting)
     details = {
         "responses": len(responses),
         "response_tokens": tokens,
         "prompts_truncated": truncated,
         "stopped_by_themselves": sum(response.stopped for response in responses),
-        "shards_written": written,
-        "tokens_per_second": tokens * written / max(len(work), 1) / max(seconds, 1e-9),
+        "shards_written": len(waiting),
+        "tokens_per_second": tokens * len(waiting) / max(len(work), 1) / max(seconds, 1e-9),
     }
     return {"generate/tokens_per_second": details["tokens_per_second"], "generate/response_tokens": tokens}, details
 
