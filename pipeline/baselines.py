@@ -4,6 +4,7 @@ Assistance runs at our K with a constant schedule and no confidence stop: its de
 """
 
 import time
+from dataclasses import dataclass
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -11,7 +12,15 @@ from transformers import GenerationConfig, PreTrainedModel
 from speculative import Sampling
 
 
-def timed(
+@dataclass(frozen=True)
+class Decoded:
+    """The new ids of one prompt and the wall seconds of the call."""
+
+    tokens: list[int]
+    seconds: float
+
+
+def decode(
     target: PreTrainedModel,
     prompt: list[int],
     new_tokens: int,
@@ -19,8 +28,8 @@ def timed(
     seed: int,
     assistant: PreTrainedModel | None = None,
     draft_tokens: int = 0,
-) -> float:
-    """Seconds to continue ``prompt`` by exactly ``new_tokens`` tokens, EOS ids being no reason to stop."""
+) -> Decoded:
+    """Continue ``prompt`` by exactly ``new_tokens`` tokens, EOS ids being no reason to stop."""
     started = time.perf_counter()
     options = {} if sampling.greedy else {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
     config = GenerationConfig(do_sample=not sampling.greedy, max_new_tokens=new_tokens, pad_token_id=0, **options)
@@ -42,7 +51,7 @@ def timed(
         for ending, eos in zip(endings, kept, strict=True):
             ending.eos_token_id = eos
     seconds = time.perf_counter() - started
-    written = output.shape[1] - len(prompt)
-    if written != new_tokens:
-        raise RuntimeError(f"transformers wrote {written} tokens where {new_tokens} were asked for")
-    return seconds
+    written = output[0, len(prompt) :].tolist()
+    if len(written) != new_tokens:
+        raise RuntimeError(f"transformers wrote {len(written)} tokens where {new_tokens} were asked for")
+    return Decoded(written, seconds)

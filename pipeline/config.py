@@ -81,7 +81,8 @@ class Codec:
 @dataclass(frozen=True)
 class Draft:
     path: str | None = None
-    layers: list[int] = field(default_factory=lambda: [0, -1])
+    layers: list[int] = field(default_factory=lambda: [0, 1])
+    fit_head: bool = True
     vocabulary_size: int = 8192
     train_embedding: bool = False
 

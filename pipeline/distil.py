@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from rich.progress import track
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -25,12 +26,14 @@ from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.generate import eos_token_ids
 from pipeline.hardware import dtype_of
+from pipeline.head_fit import fit_head
 from pipeline.logits import validation_name
 from pipeline.module import Distillation, freeze_embedding
 from pipeline.tracking import Run
 from speculative import Draft
 
-FORMAT = 1
+FORMAT = 2
+FIT_BATCHES = 6  # of training rows, for the fitted head; more of them change little
 
 
 def identity(context: Context) -> dict[str, Any]:
@@ -79,6 +82,10 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     )
     last = checkpoints / "last.ckpt"
     start = torch.load(last, weights_only=True, map_location="cpu")["global_step"] if last.is_file() else 0
+    if start == 0 and context.config.draft.fit_head:
+        order = LengthGroupedBatches(train.lengths, config.batch_size, FIT_BATCHES, context.config.seed)
+        sample = DataLoader(train, batch_sampler=order, collate_fn=collate)
+        fit_head(draft, context.target.load(context.dtype), track(sample, description=f"{'fit the head':<28}", transient=True))
     runner = trainer.make(
         context.config.trainer,
         folder,

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 import speculative
 from pipeline import baselines
+from pipeline.plan import Heat
 from pipeline.statistics import median_interval
 from speculative import Draft
 from speculative.metrics import Acceptance, total
@@ -26,39 +27,45 @@ class Race(L.LightningModule):
         self.rows: list[dict[str, Any]] = []
         self.warm: set[float] = set()
 
-    def test_step(self, item: dict[str, Any], batch_idx: int) -> None:
-        temperature = item["sampling"].temperature
-        if temperature not in self.warm:
-            self.warm.add(temperature)
-            self._race(item, batch_idx)
-        self.rows.append(self._race(item, batch_idx))
+    def test_step(self, heat: Heat, batch_idx: int) -> None:
+        if heat.sampling.temperature not in self.warm:
+            self.warm.add(heat.sampling.temperature)
+            self._race(heat, batch_idx)
+        self.rows.append(self._race(heat, batch_idx))
 
-    def _race(self, item: dict[str, Any], number: int) -> dict[str, Any]:
-        row = {key: item[key] for key in ("id", "kind", "new_tokens", "draft_tokens", "predicted")}
-        row["temperature"] = item["sampling"].temperature
-        runs = [("plain", 0), ("speculative", item["draft_tokens"])]
+    def _race(self, heat: Heat, number: int) -> dict[str, Any]:
+        request = heat.answer.request
+        row: dict[str, Any] = {
+            "id": request.prompt_id,
+            "kind": request.kind,
+            "temperature": heat.sampling.temperature,
+            "new_tokens": heat.new_tokens,
+            "draft_tokens": heat.draft_tokens,
+            "predicted": heat.predicted,
+        }
+        runs = [("plain", 0), ("speculative", heat.draft_tokens)]
         for name, length in runs if number % 2 == 0 else reversed(runs):
-            done = self._decode(item, length)
+            done = self._decode(heat, length)
             row[f"{name}_seconds"] = sum(asdict(done.seconds).values())
             row[f"{name}_decoding_seconds"] = done.seconds.decoding
             if name == "speculative":
                 row |= {"acceptance": done.acceptance[0], "phases": asdict(done.seconds)}
         if self.assistant is not None:
-            options = (self.target, list(item["prompt"]), item["new_tokens"], item["sampling"], self.seed)
-            row["transformers_seconds"] = baselines.timed(*options)
-            row["assisted_seconds"] = baselines.timed(*options, assistant=self.assistant, draft_tokens=item["draft_tokens"])
+            options = (self.target, list(request.prompt), heat.new_tokens, heat.sampling, self.seed)
+            row["transformers_seconds"] = baselines.decode(*options).seconds
+            row["assisted_seconds"] = baselines.decode(*options, self.assistant, heat.draft_tokens).seconds
         return row
 
-    def _decode(self, item: dict[str, Any], length: int) -> speculative.Generation:
+    def _decode(self, heat: Heat, length: int) -> speculative.Generation:
         return speculative.generate(
             self.target,
-            [item["prompt"]],
-            max_new_tokens=item["new_tokens"],
+            [heat.answer.request.prompt],
+            max_new_tokens=heat.new_tokens,
             draft=self.draft if length else None,
             num_draft_tokens=length,
-            sampling=item["sampling"],
+            sampling=heat.sampling,
             seed=self.seed,
-            row_keys=[item["key"]],
+            row_keys=[heat.answer.request.key],
         )
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:

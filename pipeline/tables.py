@@ -6,8 +6,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pipeline.calibrate import costs_of
 from pipeline.config import Stage
 from pipeline.context import Context
+from speculative.cost import Costs
 
 
 def show(context: Context, uri: str) -> None:
@@ -68,7 +70,7 @@ def _draft(details: dict[str, Any]) -> list[tuple[str, str]]:
 def _speed(speculate: dict[str, Any], calibrate: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for temperature, entry in speculate["by_temperature"].items():
-        costs = calibrate["by_temperature"][temperature]
+        break_even = calibrate["by_temperature"][temperature]["break_even_overlap"]
         before, after = entry["before"], entry["after"]
         rows.append((
             f"alignment T={temperature}",
@@ -82,19 +84,21 @@ def _speed(speculate: dict[str, Any], calibrate: dict[str, Any]) -> list[tuple[s
             f"round (predicted {entry['tokens_per_round_predicted']:.2f}); by position "
             + " ".join(_number(rate) for rate in entry["by_position"]),
         ))  # fmt: skip
-        rows.append((f"speed T={temperature}", _ratio(entry, costs)))
+        rows.append((f"speed T={temperature}", _ratio(entry, break_even)))
         if entry["ratio"]["low"] < 1:
-            rows.append((f"verdict T={temperature}", verdict(entry, costs)))
+            rows.append((f"verdict T={temperature}", verdict(entry, costs_of(calibrate, float(temperature)), break_even)))
     lossless = speculate["lossless"]
+    answers = lossless["oracle_answers"]
     rows.append((
         "lossless",
         f"{lossless['prompts'] - lossless['different']} of {lossless['prompts']} held-out prompts: greedy speculative output "
-        "equals greedy plain output (float32, token for token)",
+        "equals greedy plain output (float32, token for token)"
+        + (f"; {answers - lossless['oracle_different']} of {answers} answers of transformers too" if answers else ""),
     ))  # fmt: skip
     return rows
 
 
-def _ratio(entry: dict[str, Any], costs: dict[str, Any]) -> str:
+def _ratio(entry: dict[str, Any], break_even: float) -> str:
     ratio = entry["ratio"]
     text = (
         f"{ratio['median']:.2f}× [{ratio['low']:.2f}, {ratio['high']:.2f}], predicted {entry['predicted']:.2f}×; "
@@ -105,20 +109,18 @@ def _ratio(entry: dict[str, Any], costs: dict[str, Any]) -> str:
             f"; against transformers generate {entry['ratio_transformers']['median']:.2f}×, "
             f"its assisted generation {entry['ratio_assisted']['median']:.2f}×"
         )
-    return text + f"; break-even overlap {costs['break_even_overlap']:.2f}"
+    return text + f"; break-even overlap {break_even:.2f}"
 
 
-def verdict(entry: dict[str, Any], costs: dict[str, Any]) -> str:
+def verdict(entry: dict[str, Any], costs: Costs, break_even: float) -> str:
     """Why speculation does not clearly win here."""
     length = entry["draft_tokens"]
-    stored = costs["costs"]
-    cost = length * stored["draft"] + stored["verify"][length] + stored["other"][length]
     word = "loses" if entry["ratio"]["high"] < 1 else "is not shown to win"
     reason = (
-        f"a round costs {cost:.2f} plain steps (drafting {length * stored['draft']:.2f}, verification "
-        f"{stored['verify'][length]:.2f}) and yields {entry['tokens_per_round']:.2f} tokens"
+        f"a round costs {costs.round(length):.2f} plain steps (drafting {length * costs.draft:.2f}, verification "
+        f"{costs.verify[length]:.2f}) and yields {entry['tokens_per_round']:.2f} tokens"
     )
-    overlap = f"acceptance {entry['after']['acceptance']:.2f} against a break-even of {costs['break_even_overlap']:.2f}"
+    overlap = f"acceptance {entry['after']['acceptance']:.2f} against a break-even of {break_even:.2f}"
     return f"speculation {word} on this machine: {reason}; {overlap}"
 
 

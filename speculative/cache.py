@@ -49,9 +49,9 @@ def check_exact(model: PreTrainedModel) -> None:
             ends = torch.tensor([[6, 7], [2, 3]], device=model.device)  # the rows stand at different places
             row = torch.arange(2, device=model.device)
             whole = model(input_ids=tokens, use_cache=False).logits[row, ends[:, -1]].float()
-            cached, places = CachedModel(model, 2, 10), torch.arange(6, device=model.device).expand(2, -1)
-            cached.feed(tokens.flip(1)[:, :6], places, keep=1)  # to be overwritten
-            cached.feed(tokens[:, :6], places, keep=1)
+            cached = CachedModel(model, 2, 10)
+            cached.prefill(tokens.flip(1), ends[:, -1])  # to be overwritten
+            cached.prefill(tokens, ends[:, 0])
             pieces = cached.feed(tokens.gather(1, ends), ends, keep=1)[:, -1].float()
         tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 5e-2
         exact = torch.allclose(pieces, whole, rtol=0, atol=tolerance * float(whole.abs().max()))
@@ -80,20 +80,24 @@ class _SlotLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        where, visible = self.owner.where, self.owner.visible
+        where, visible, filled = self.owner.where, self.owner.visible, self.owner.filled
         for store, states in ((self.keys, key_states), (self.values, value_states)):
-            if isinstance(where, slice):
+            if filled is not None:
+                store[filled, :, where] = states
+            elif isinstance(where, slice):
                 store[:, :, where] = states
             else:
                 rows = torch.arange(len(where), device=where.device)[:, None]
                 store[rows, :, where] = states.transpose(1, 2)
+        if filled is not None:  # nothing came before
+            return key_states, value_states
         return self.keys[:, :, :visible], self.values[:, :, :visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.owner.visible, 0
 
     def get_seq_length(self) -> int:
-        return self.owner.visible
+        return self.owner.visible if self.owner.filled is None else 0
 
     def get_max_length(self) -> int:
         return self.owner.capacity
@@ -106,6 +110,7 @@ class SlotCache(Cache):
         self.batch, self.capacity = batch, capacity
         self.visible = 0
         self.where: slice | Tensor = slice(0, 0)
+        self.filled: Tensor | None = None
         super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
 
     def place(self, positions: Tensor) -> None:
@@ -115,7 +120,11 @@ class SlotCache(Cache):
             raise IndexError(f"position {last} lies outside a cache of {self.capacity} slots")
         uniform = last - first + 1 == positions.shape[1]
         self.where = slice(first, last + 1) if uniform else positions
-        self.visible = last + 1
+        self.visible, self.filled = last + 1, None
+
+    def place_first(self, rows: Tensor, length: int) -> None:
+        """Announce the first ``length`` tokens of some ``rows`` of the batch, which alone are about to be fed."""
+        self.where, self.visible, self.filled = slice(0, length), length, rows
 
     def select(self, rows: Tensor) -> None:
         """Keep the given rows (indices into the batch), in that order."""
@@ -146,6 +155,23 @@ class CachedModel:
         mask = self.slots[: self.cache.visible] <= positions[:, None, :, None]  # (B, 1, n, visible)
         if self.additive:
             mask = torch.where(mask, 0.0, torch.finfo(self.model.dtype).min).to(self.model.dtype)
+        return self._forward(tokens, positions, mask, keep)
+
+    def prefill(self, tokens: Tensor, lengths: Tensor) -> None:
+        """Fill the first ``lengths`` (B,) slots of each row from right-padded ``tokens`` (B, ≥ longest).
+
+        Rows of similar length go together, few at a time: little padding, and what a layer computes stays in the
+        processor's caches. What padding writes is overwritten later.
+        """
+        order = lengths.argsort()
+        for rows in _groups(order, lengths[order].tolist()):
+            length = int(lengths[rows[-1]])
+            if length > 0:
+                self.cache.place_first(rows, length)
+                # Without a mask the model takes its causal path, which is what a first block needs.
+                self._forward(tokens[rows, :length], self.slots[:length].expand(len(rows), -1), None, keep=1)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
         return self.model(
             input_ids=tokens,
             attention_mask=mask,
@@ -155,8 +181,15 @@ class CachedModel:
             **{self.argument: self.cache},
         ).logits
 
-    def prefill(self, tokens: Tensor, length: int) -> None:
-        """Fill slots 0 … length−1 from right-padded tokens (B, ≥ length); what padding writes is overwritten later."""
-        if length > 0:
-            positions = self.slots[:length].expand(len(tokens), -1)
-            self.feed(tokens[:, :length], positions, keep=1)
+
+PREFILL_TOKENS = 2048  # fed at once, padding included
+
+
+def _groups(order: Tensor, lengths: list[int]) -> list[Tensor]:
+    """Split ``order``, rows sorted by the given ``lengths``, into groups of at most PREFILL_TOKENS padded tokens."""
+    groups, first = [], 0
+    for place in range(1, len(lengths) + 1):
+        if place == len(lengths) or (place + 1 - first) * lengths[place] > PREFILL_TOKENS:
+            groups.append(order[first:place])
+            first = place
+    return groups

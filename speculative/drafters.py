@@ -52,10 +52,10 @@ class ModelDrafter:
         self.lengths = torch.zeros(batch, dtype=torch.long, device=draft.model.device)  # valid slots by row
         self.forwards = 0
 
-    def prefill(self, tokens: Tensor, length: int, lengths: Tensor) -> None:
-        """Read the prompts (B, ≥ length), right-padded; ``lengths`` (B,) counts the slots that stay valid."""
-        self.cached.prefill(tokens, length)
-        self.lengths = lengths.clamp(min=0)
+    def prefill(self, tokens: Tensor, lengths: Tensor) -> None:
+        """Read the first ``lengths`` (B,) tokens of each row of right-padded ``tokens``."""
+        self.cached.prefill(tokens, lengths)
+        self.lengths = lengths
 
     def propose(self, tokens: Tensor, lengths: Tensor, rows: Tensor, count: int) -> Proposal:
         """Draft ``count`` tokens after the committed ``tokens`` (B, capacity) of ``lengths`` (B,)."""

@@ -104,13 +104,12 @@ def generate(
     final, stopped = rows.lengths.clone(), torch.zeros(len(prompts), dtype=torch.bool, device=target.device)
     committed, eos = rows.tokens.clone(), torch.tensor(list(eos_token_ids), device=target.device)
     rows.select(rows.alive.nonzero().squeeze(1))
-    live, longest = len(rows.index), max([1, *rows.lengths.tolist()])
-    model = CachedModel(target, live, capacity)
-    model.prefill(rows.tokens, longest - 1)
+    model = CachedModel(target, len(rows.index), capacity)
+    model.prefill(rows.tokens, rows.lengths - 1)
     drafter = None
     if draft is not None and depth > 0:
-        drafter = ModelDrafter(draft, live, capacity, sampling, seed)
-        drafter.prefill(rows.tokens, longest - 1, rows.lengths - 1)
+        drafter = ModelDrafter(draft, len(rows.index), capacity, sampling, seed)
+        drafter.prefill(rows.tokens, rows.lengths - 1)
     seconds.prefill = time.perf_counter() - started
 
     log = Log(len(prompts), depth)

@@ -423,7 +423,7 @@ def test_logits_of_a_block_equal_those_of_one_forward(target):
     with torch.inference_mode():
         whole = target(tokens).logits
         cached = CachedModel(target, 2, 12)
-        cached.prefill(tokens, 3)
+        cached.prefill(tokens, torch.tensor([3, 3]))
         first = cached.feed(tokens[:, 3:5], torch.tensor([[3, 4], [3, 4]]), keep=2)
         # The second row forgets its last token and stands one behind the first.
         second = cached.feed(torch.stack([tokens[0, 5:7], tokens[1, 4:6]]), torch.tensor([[5, 6], [4, 5]]), keep=2)
