@@ -1,0 +1,52 @@
+"""Random draws that depend on (seed, row key, position) alone, so that a resumed cache has the same bytes.
+
+A counter is hashed to a uniform number (SplitMix64: Steele, Lea & Flood, 2014), and the number is looked up in the running
+sum of the distribution. There is no generator state, so batches may be cut in any way.
+"""
+
+import torch
+from torch import Tensor
+
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_RESOLUTION = 48  # bits: fine enough for any vocabulary, and u · total stays below the total after rounding
+_CELLS = 1 << 22  # float64 cells of running sums held at once
+
+
+def uniforms(seed: int, key: int, positions: int, count: int) -> Tensor:
+    """Numbers in (0, 1), (positions, count) in float64; row j is that of position j whatever ``positions`` is."""
+    start = _mix(torch.tensor(_signed((seed * _GOLDEN + key) & _MASK)))
+    rows = _mix(start + torch.arange(positions)[:, None] * _signed(_GOLDEN))
+    hashed = _mix(rows + torch.arange(1, count + 1) * _signed(_GOLDEN))
+    return ((hashed & ((1 << _RESOLUTION) - 1)).double() + 0.5) / (1 << _RESOLUTION)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Ids (N, m) with chance ∝ ``weights`` (N, V) ≥ 0, with replacement; a row without any weight gives id 0."""
+    chunk = max(1, _CELLS // weights.shape[1])
+    return torch.cat([_draw(w, u) for w, u in zip(weights.split(chunk), uniform.split(chunk), strict=True)])
+
+
+def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    running = weights.double().cumsum(-1)
+    total = running[:, -1:]
+    ids = torch.searchsorted(running, uniform.to(weights.device) * total, right=True)
+    return torch.where(total > 0, ids, 0)
+
+
+_MASK = (1 << 64) - 1
+
+
+def _signed(number: int) -> int:
+    """The 64-bit two's complement of ``number``; products of int64 tensors wrap as SplitMix64 wants."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _signed(_FIRST)
+    x = (x ^ _shift(x, 27)) * _signed(_SECOND)
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right; torch's own copies the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,55 @@
+"""Codec hidden: the state that the target's head reads, in 16 or 8 bits, and one copy of that head for the whole cache.
+
+Log-probabilities of the whole vocabulary are recomputed when they are read. 8 bits: each block of 64 numbers has a scale of
+its own, so that one outlying dimension does not coarsen the others.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from data.targets import DenseTargets
+
+HEAD = "head.safetensors"
+BLOCK = 64
+_POSITIONS = 256  # whose log-probabilities are computed at once
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """``bits`` (8 or 16) for each number of the hidden state."""
+
+    bits: int = 16
+
+    def encode(self, hidden: Tensor, key: int) -> dict[str, Tensor]:
+        """Tensors to store for the (N, d) states of one row, taken after the final norm."""
+        hidden = hidden.float()
+        if not bool((hidden.abs() <= torch.finfo(torch.float16).max).all()):
+            raise ValueError("a hidden state does not fit into half precision")
+        if self.bits == 16:
+            return {"hidden": hidden.half()}
+        blocks = torch.nn.functional.pad(hidden, (0, -hidden.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+        # The smallest scale of half precision keeps a block of zeros from being divided by zero.
+        scales = (blocks.abs().amax(-1) / 127).clamp(min=2.0**-24).half()
+        codes = (blocks / scales.float()[:, :, None]).round().clamp(-127, 127)
+        return {"hidden": codes.flatten(1)[:, : hidden.shape[1]].to(torch.int8), "scales": scales}
+
+    def decode_hidden(self, stored: dict[str, Tensor]) -> Tensor:
+        """The states (N, d) in float32."""
+        hidden = stored["hidden"].float()
+        if self.bits == 16:
+            return hidden
+        return hidden * stored["scales"].float().repeat_interleave(BLOCK, 1)[:, : hidden.shape[1]]
+
+    def bytes_per_position(self, vocabulary: int, width: int) -> int:
+        """Bytes stored for one target position of a state of ``width`` numbers; the head comes on top, once."""
+        return 2 * width if self.bits == 16 else width + 2 * -(-width // BLOCK)
+
+
+def through_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> DenseTargets:
+    """Log-probabilities (N, V) of states (N, d) under a head (V, d), computed in chunks of positions in float32."""
+    log_probs = torch.empty(len(hidden), len(weight))
+    for states, out in zip(hidden.split(_POSITIONS), log_probs.split(_POSITIONS), strict=True):
+        out.copy_(torch.nn.functional.linear(states, weight, bias).log_softmax(-1))
+    return DenseTargets(log_probs)

@@ -1,0 +1,51 @@
+"""What every reader of the logit cache hands on: a target distribution by listed ids, or all of it.
+
+Σ_x f(p(x), q(x)) is read from listed ids as Σ_i w_i f(p_i, q_i) (Horvitz & Thompson, 1952). Without weights the ids are
+exact and the mass outside is known; with weights some were drawn, and they stand for everything outside.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SparseTargets:
+    """Distributions at N positions: ``ids`` (N, k), their ``log_probs`` (N, k), and the log of the mass outside, (N,).
+
+    ``weights`` (N, k): inverse inclusion weights, 1 for an id that was kept for certain; None: no id was drawn. Where ids
+    were drawn, ``log_tail`` is −inf: nothing is left outside. A drawn id may stand in a row twice.
+    """
+
+    ids: Tensor
+    log_probs: Tensor
+    log_tail: Tensor
+    weights: Tensor | None = None
+
+    def to(self, device: torch.device) -> "SparseTargets":
+        weights = None if self.weights is None else self.weights.to(device)
+        return SparseTargets(self.ids.to(device), self.log_probs.to(device), self.log_tail.to(device), weights)
+
+
+@dataclass(frozen=True)
+class DenseTargets:
+    """``log_probs`` (N, V): the whole distribution at N positions."""
+
+    log_probs: Tensor
+
+    def to(self, device: torch.device) -> "DenseTargets":
+        return DenseTargets(self.log_probs.to(device))
+
+
+Targets = SparseTargets | DenseTargets
+
+
+def concatenate(parts: Sequence[Targets]) -> Targets:
+    """The positions of all parts, which come from one codec, one after the other."""
+    if isinstance(parts[0], DenseTargets):
+        return DenseTargets(torch.cat([part.log_probs for part in parts]))
+    weights = None if parts[0].weights is None else torch.cat([part.weights for part in parts])
+    ids, log_probs, log_tail = (torch.cat([getattr(p, name) for p in parts]) for name in ("ids", "log_probs", "log_tail"))
+    return SparseTargets(ids, log_probs, log_tail, weights)
