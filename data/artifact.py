@@ -42,6 +42,12 @@ def atomic(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_partial(folder: Path) -> None:
+    """Remove what a killed writer left below ``folder``; the caller holds its lock."""
+    for left in folder.rglob(".*.partial"):
+        left.unlink(missing_ok=True)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write pretty JSON atomically, keys in the given order."""
     with atomic(path) as temporary:

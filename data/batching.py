@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from data.logit_cache import Row, SparseTargets
+from data.logit_cache import Row
+from data.targets import Targets, concatenate
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,10 @@ class Batch:
 
     tokens: Tensor
     predicts: Tensor
-    targets: SparseTargets
+    targets: Targets
 
     def to(self, device: torch.device) -> "Batch":
-        targets = SparseTargets(*(t.to(device) for t in (self.targets.ids, self.targets.log_probs, self.targets.log_tail)))
-        return Batch(self.tokens.to(device), self.predicts.to(device), targets)
+        return Batch(self.tokens.to(device), self.predicts.to(device), self.targets.to(device))
 
 
 def collate(rows: Sequence[Row]) -> Batch:
@@ -38,11 +38,7 @@ def collate(rows: Sequence[Row]) -> Batch:
     for place, row in enumerate(rows):
         tokens[place, : len(row.tokens)] = row.tokens
         predicts[place, row.start - 1 : len(row.tokens) - 1] = True
-    parts = [row.targets for row in rows]
-    targets = SparseTargets(
-        torch.cat([t.ids for t in parts]), torch.cat([t.log_probs for t in parts]), torch.cat([t.log_tail for t in parts])
-    )
-    return Batch(tokens, predicts, targets)
+    return Batch(tokens, predicts, concatenate([row.targets for row in rows]))
 
 
 class LengthGroupedBatches(Sampler[list[int]]):

@@ -1,8 +1,4 @@
-"""The codecs by name, how a shard says which of them wrote it, and which losses each can serve.
-
-A loss that follows q reaches ids that a sparse codec did not keep: there it is biased, or its weights q / p have no bound.
-Forward KL and min(p, q) follow p. It is refused before training, with a codec that can.
-"""
+"""The codecs, how a shard says which of them wrote it, and what a cache of one weighs."""
 
 import json
 from dataclasses import asdict
@@ -13,7 +9,7 @@ from data.sampled import Sampled
 from data.topk import TopK
 
 Codec = TopK | Sampled | Hidden | Dense
-FOLLOWS_Q = frozenset({"reverse_kl", "jensen_shannon"})
+HEADER = 1000  # bytes of names, shapes and seal in a shard
 
 
 def describe(codec: Codec) -> str:
@@ -28,8 +24,7 @@ def described(text: str) -> Codec:
     return kinds[settings.pop("codec")](**settings)
 
 
-def refusal(codec: str, objective: str) -> str | None:
-    """Why ``codec`` cannot serve ``objective`` (names of the configuration), with one that can; None if it can."""
-    if codec in ("hidden", "dense") or objective not in FOLLOWS_Q:
-        return None
-    return f"needs the target's probability of ids that codec={codec} does not keep; use codec=hidden (or codec=dense)"
+def size(codec: Codec, vocabulary: int, width: int, positions: int, tokens: int, rows: int, shards: int) -> int:
+    """Bytes of a cache, all metadata counted: ``tokens`` prompt and response ids, ``width`` of the target's hidden state."""
+    head = 4 * vocabulary * width if isinstance(codec, Hidden) else 0
+    return codec.bytes_per_position(vocabulary, width) * positions + 4 * tokens + 8 * rows + HEADER * shards + head

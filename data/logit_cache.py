@@ -1,27 +1,21 @@
-"""The target's next-token distributions on disk: the k best tokens exactly, and the mass of all the others.
+"""The target's next-token distributions on disk, read by row: safetensors shards, each encoded by one codec.
 
-One safetensors shard per batch of rows, with the token ids beside their targets. Position j of a row's targets is the
-distribution of response token j. Dropping the tail mass would cap the acceptance that a draft can learn, so it is kept.
+The token ids lie beside their targets: position j of a row's targets is the distribution of response token j. Shards are
+memory-mapped; a shard is checked against its hash when it is first read. Nothing but an index of lengths stays in memory.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from data.artifact import atomic
+from data.codec import Codec, described
+from data.hidden import HEAD, Hidden, through_head
+from data.shards import DamagedShardError, check_sum, open_shard, save_sealed
+from data.targets import DenseTargets, SparseTargets, Targets
 
-
-@dataclass(frozen=True)
-class SparseTargets:
-    """Distributions at N positions: ``ids`` (N, k), their ``log_probs`` (N, k), and the log of the mass outside, (N,)."""
-
-    ids: Tensor
-    log_probs: Tensor
-    log_tail: Tensor
+__all__ = ["DamagedShardError", "DenseTargets", "LogitCache", "Row", "SparseTargets", "write_head"]
 
 
 @dataclass(frozen=True)
@@ -30,59 +24,51 @@ class Row:
 
     tokens: Tensor
     start: int
-    targets: SparseTargets
+    targets: Targets
 
 
-def compress(logits: Tensor, k: int) -> dict[str, Tensor]:
-    """Tensors to store for (N, V) logits: top-k ids and log-probabilities, log-normaliser, log tail mass."""
-    logits = logits.float()
-    log_normalizer = logits.logsumexp(-1)
-    values, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)
-    log_probs = values - log_normalizer[:, None]
-    mass = log_probs.double().exp().sum(-1)
-    small = torch.uint16 if logits.shape[-1] <= 1 << 16 else torch.int32
-    return {
-        "ids": ids.to(small),
-        "log_probs": log_probs.half(),
-        "log_normalizer": log_normalizer,
-        "log_tail": (1 - mass).clamp(min=1e-12).log().float(),
-    }
-
-
-def bytes_per_position(k: int, vocabulary: int) -> int:
-    """Bytes stored for one target position, its token id included."""
-    return min(k, vocabulary) * ((2 if vocabulary <= 1 << 16 else 4) + 2) + 4 + 4 + 4
-
-
-def write_shard(path: Path, rows: list[tuple[list[int], int]], targets: dict[str, Tensor]) -> None:
-    """Write rows of (tokens, response start) with their concatenated ``targets`` atomically."""
-    tensors = {
-        "tokens": torch.tensor([token for tokens, _ in rows for token in tokens], dtype=torch.int32),
-        "lengths": torch.tensor([len(tokens) for tokens, _ in rows], dtype=torch.int32),
-        "starts": torch.tensor([start for _, start in rows], dtype=torch.int32),
-        **{name: tensor.contiguous() for name, tensor in targets.items()},
-    }
-    if len(targets["ids"]) != sum(len(tokens) - start for tokens, start in rows):
-        raise ValueError("a shard needs one target for each response token")
-    with atomic(path) as temporary:
-        save_file(tensors, temporary)
+def write_head(folder: Path, cache: str, weight: Tensor, bias: Tensor | None) -> None:
+    """Store the target's head (V, d) once beside the parts of a cache of hidden states."""
+    tensors = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    save_sealed(folder / HEAD, {name: tensor.detach().cpu() for name, tensor in tensors.items()}, {"cache": cache})
 
 
 class LogitCache:
-    """Rows of a folder of shards, memory-mapped: nothing but an index of lengths stays in memory."""
+    """Rows of one part (a folder of shards) of the cache with fingerprint ``cache``.
 
-    def __init__(self, folder: Path) -> None:
-        self._shards = [safe_open(path, framework="pt") for path in sorted(folder.glob("shard-*.safetensors"))]
+    Raises:
+        DamagedShardError: a shard is missing, damaged, or from another cache or part; naming it.
+    """
+
+    def __init__(self, folder: Path, cache: str) -> None:
         self.lengths: list[int] = []
         self.starts: list[int] = []
         self._places: list[tuple[int, int, int]] = []  # shard, first token, first target
-        for number, shard in enumerate(self._shards):
-            token = target = 0
-            for length, start in zip(shard.get_tensor("lengths").tolist(), shard.get_tensor("starts").tolist(), strict=True):
-                self.lengths.append(length)
-                self.starts.append(start)
-                self._places.append((number, token, target))
-                token, target = token + length, target + length - start
+        self._paths = sorted(folder.glob("shard-*.safetensors"))
+        self._checked: set[int] = set()
+        self._shards: list[safe_open] = []
+        self._head: tuple[Tensor, Tensor | None] | None = None
+        self._head_path, self._cache = folder.parent / HEAD, cache
+        if not self._paths:
+            if folder.is_dir():
+                raise DamagedShardError(f"{folder}: its shards are missing")
+            return  # a part without rows has no folder
+        first = open_shard(self._paths[0], {"cache": cache, "part": folder.name}).metadata()
+        self._codec: Codec = described(first["codec"])
+        self._vocabulary = int(first["vocabulary"])
+        self._paths = [folder / f"shard-{number:05d}.safetensors" for number in range(int(first["count"]))]
+        same = {key: first[key] for key in ("cache", "part", "count", "codec", "vocabulary")}
+        for number, path in enumerate(self._paths):
+            self._shards.append(open_shard(path, same | {"number": str(number)}))
+            self._index(number, self._shards[-1])
+
+    def _index(self, number: int, shard: safe_open) -> None:
+        token = target = 0
+        for length, start in zip(shard.get_tensor("lengths").tolist(), shard.get_tensor("starts").tolist(), strict=True):
+            self.lengths.append(length)
+            self.starts.append(start)
+            self._places.append((number, token, target))
+            token, target = token + length, target + length - start
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -96,16 +82,22 @@ class LogitCache:
         number, token, target = self._places[index]
         length, start = self.lengths[index], self.starts[index]
         shard = self._shards[number]
+        if number not in self._checked:
+            check_sum(self._paths[number], shard)
+            self._checked.add(number)
+        stored = {
+            name: shard.get_slice(name)[target : target + length - start]
+            for name in shard.keys()  # noqa: SIM118
+            if name not in ("tokens", "lengths", "starts")
+        }
+        return Row(shard.get_slice("tokens")[token : token + length].long(), start, self._decode(stored))
 
-        def read(name: str, first: int, count: int) -> Tensor:
-            return shard.get_slice(name)[first : first + count]
-
-        return Row(
-            read("tokens", token, length).long(),
-            start,
-            SparseTargets(
-                read("ids", target, length - start).long(),
-                read("log_probs", target, length - start).float(),
-                read("log_tail", target, length - start),
-            ),
-        )
+    def _decode(self, stored: dict[str, Tensor]) -> Targets:
+        if not isinstance(self._codec, Hidden):
+            return self._codec.decode(stored, self._vocabulary)
+        if self._head is None:
+            head = open_shard(self._head_path, {"cache": self._cache})
+            check_sum(self._head_path, head)
+            bias = head.get_tensor("bias").float() if "bias" in head.keys() else None  # noqa: SIM118
+            self._head = head.get_tensor("weight").float(), bias
+        return through_head(self._codec.decode_hidden(stored), *self._head)

@@ -7,6 +7,7 @@ point sees a DictConfig, everything behind it sees these.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from data.serving import refusal
 from pipeline.errors import PipelineError
 
 
@@ -71,11 +72,32 @@ class Generate:
     batch_size: int = 128
 
 
+class Coding(Enum):
+    """What the logit cache keeps of a distribution."""
+
+    topk = 1
+    sampled = 2
+    hidden = 3
+    dense = 4
+
+
 @dataclass(frozen=True)
 class Codec:
+    kind: Coding = Coding.topk
     top_k: int = 128
     evaluation_top_k: int = 1024
+    tail_samples: int = 0
+    samples: int = 64
+    temperature: float = 1.0
+    bits: int = 16
     batch_size: int = 16
+
+
+@dataclass(frozen=True)
+class Logits:
+    dry_run: bool = False
+    verify: bool = False
+    repair: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,6 +186,7 @@ class Config:
     target: Target = field(default_factory=Target)
     generate: Generate = field(default_factory=Generate)
     codec: Codec = field(default_factory=Codec)
+    logits: Logits = field(default_factory=Logits)
     draft: Draft = field(default_factory=Draft)
     objective: Objective = field(default_factory=Objective)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -188,6 +211,8 @@ def check(config: Config) -> None:
         "generate.batch_size": config.generate.batch_size,
         "codec.top_k": config.codec.top_k,
         "codec.evaluation_top_k": config.codec.evaluation_top_k,
+        "codec.samples": config.codec.samples,
+        "codec.temperature": config.codec.temperature,
         "codec.batch_size": config.codec.batch_size,
         "optimizer.learning_rate": config.optimizer.learning_rate,
         "optimizer.muon_learning_rate": config.optimizer.muon_learning_rate,
@@ -209,6 +234,14 @@ def check(config: Config) -> None:
     for name in ("warmup_share", "final_share"):
         share = getattr(config.optimizer, name)
         require(0 <= share <= 1, f"optimizer.{name}", share, "give a number from 0 to 1")
+    require(config.codec.tail_samples >= 0, "codec.tail_samples", config.codec.tail_samples, "0 draws none")
+    require(config.codec.bits in (8, 16), "codec.bits", config.codec.bits, "give 8 or 16")
+    objective = config.objective.divergence.name
+    refused = refusal(config.codec.kind.name, objective)
+    require(refused is None, "objective.divergence", objective, str(refused))
+    for name in ("dry_run", "verify", "repair"):
+        alone = not getattr(config.logits, name) or config.stages == [Stage.logits]
+        require(alone, f"logits.{name}", "true", "it looks at the logits stage alone; add stages=[logits]")
     from_dataset = config.corpus.source is Source.dataset
     require(
         not from_dataset or bool(config.corpus.path), "corpus.path", config.corpus.path, "give a file, folder or dataset name"

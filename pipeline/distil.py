@@ -20,6 +20,7 @@ from data.logit_cache import LogitCache
 from data.responses import read_shards
 from pipeline import draft as drafts
 from pipeline import existing, trainer
+from pipeline.coding import validation_name
 from pipeline.config import Draft as DraftConfig
 from pipeline.config import Stage
 from pipeline.context import Context
@@ -27,7 +28,6 @@ from pipeline.errors import PipelineError
 from pipeline.generate import eos_token_ids
 from pipeline.hardware import dtype_of
 from pipeline.head_fit import fit_head
-from pipeline.logits import validation_name
 from pipeline.module import Distillation, freeze_embedding
 from pipeline.tracking import Run
 from speculative import Draft
@@ -58,7 +58,7 @@ def draft_identity(config: DraftConfig) -> dict[str, Any]:
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     config = context.config.trainer
     cache = context.parent(Stage.logits).folder
-    train = LogitCache(cache / "train")
+    train = LogitCache(cache / "train", cache.name)
     if not len(train):
         raise PipelineError(f"corpus.train={context.config.corpus.train}: no training prompt got an answer to learn from")
     names, validation = _validation(context, cache)
@@ -164,7 +164,7 @@ def _validation(context: Context, cache: Path) -> tuple[list[str], list[DataLoad
     temperatures = sorted(context.config.generate.temperatures, key=lambda t: (t == 0, t))
     size = context.config.codec.batch_size
     names = [validation_name(temperature) for temperature in temperatures]
-    return names, [DataLoader(LogitCache(cache / name), batch_size=size, collate_fn=collate) for name in names]
+    return names, [DataLoader(LogitCache(cache / name, cache.name), batch_size=size, collate_fn=collate) for name in names]
 
 
 def _scores(checkpoint: dict[str, Any]) -> dict[str, float]:

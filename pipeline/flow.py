@@ -18,7 +18,8 @@ import yaml
 from filelock import FileLock
 
 from data.artifact import MANIFEST, differences, fingerprint, write_json
-from pipeline import calibrate, corpus, distil, export, generate, logits, report, speculate, tables, tracking
+from data.shards import DamagedShardError
+from pipeline import calibrate, corpus, distil, export, generate, logits, rehearsal, report, speculate, tables, tracking
 from pipeline.config import Config, Stage
 from pipeline.context import Artifact, Context
 from pipeline.errors import PipelineError
@@ -56,6 +57,10 @@ def execute(config: Config, work: Path, output: Path, params: dict[str, object],
     context = Context(config, work, output)
     tags = {"git_sha": _git_sha(), "machine": str(machine()["cpu"]), "threads": str(machine()["threads"])}
     needed = ancestors(config.stages)
+    if config.logits.dry_run:
+        context.artifacts = {stage: _finished(stage, context) for stage in ancestors(list(PARENTS[Stage.logits]))}
+        rehearsal.show(context)
+        return float("nan")
     with tracking.execution(config.tracking, work, output.name, tags) as run:
         run.params(params)
         run.text(yaml.safe_dump(nested(params), sort_keys=False), "config.yaml")
@@ -85,14 +90,14 @@ def ancestors(wanted: list[Stage]) -> list[Stage]:
 def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
     """The stage's result: found, or made now if it is wanted."""
     module = MODULES[stage]
-    identity = {
-        "stage": stage.name,
-        "format": module.FORMAT,
-        **module.identity(context),
-        "parents": {parent.name: context.parent(parent).fingerprint for parent in PARENTS[stage]},
-    }
-    folder = context.work / "artifacts" / stage.name / fingerprint(identity)
+    identity, folder = _place(stage, context)
+    inspected = stage is Stage.logits and (context.config.logits.verify or context.config.logits.repair)
+    if inspected and not (folder / MANIFEST).is_file():
+        raise PipelineError(f"logits.verify, logits.repair: {_missing(stage, identity, folder)}")
     if (folder / MANIFEST).is_file():
+        if inspected:
+            with FileLock(folder.with_suffix(".lock")):
+                logits.inspect(context, folder)
         log.info("%s: nothing has changed, skipped (%s)", stage.name, folder.name)
         return _read(stage, folder)
     if stage not in context.config.stages:
@@ -103,11 +108,39 @@ def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
             log.info("%s: begins (%s)", stage.name, folder.name)
             tags = {"stage": stage.name, "fingerprint": folder.name, "folder": str(folder)}
             with run.child(stage.name, tags) as child:
-                metrics, details = module.run(context, folder, child)
+                metrics, details = _run(module, context, folder, child)
                 child.metrics(metrics)
                 child.text(json.dumps(details, indent=2, default=str), "details.json")
             write_json(folder / MANIFEST, {"identity": identity, "metrics": metrics, "details": details})
     return _read(stage, folder)
+
+
+def _place(stage: Stage, context: Context) -> tuple[dict[str, Any], Path]:
+    """The identity of a stage's result, and its folder."""
+    module = MODULES[stage]
+    identity = {
+        "stage": stage.name,
+        "format": module.FORMAT,
+        **module.identity(context),
+        "parents": {parent.name: context.parent(parent).fingerprint for parent in PARENTS[stage]},
+    }
+    return identity, context.work / "artifacts" / stage.name / fingerprint(identity)
+
+
+def _finished(stage: Stage, context: Context) -> Artifact:
+    """The stage's result if it is there; nothing is written."""
+    identity, folder = _place(stage, context)
+    if not (folder / MANIFEST).is_file():
+        raise PipelineError(_missing(stage, identity, folder))
+    context.artifacts[stage] = _read(stage, folder)
+    return context.artifacts[stage]
+
+
+def _run(module: Any, context: Context, folder: Path, child: tracking.Run) -> tuple[dict[str, float], dict[str, Any]]:
+    try:
+        return module.run(context, folder, child)
+    except DamagedShardError as error:
+        raise PipelineError(f"{error}; write it again with stages=[logits] logits.repair=true") from error
 
 
 def _read(stage: Stage, folder: Path) -> Artifact:

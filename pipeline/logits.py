@@ -1,116 +1,139 @@
-"""Stage logits: one teacher pass over the responses, compressed, at the positions that predict response tokens only.
+"""Stage logits: one teacher pass over the responses, encoded, at the positions that predict response tokens only.
 
 Training text and validation text (at each temperature) lie in folders of their own; validation keeps more of each
-distribution, because overlap is estimated from it.
+distribution, and nothing drawn, because overlap is estimated from it. Finished shards are checked before they are kept.
 """
 
+import logging
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import lightning as L
-import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from data.logit_cache import bytes_per_position, compress, write_shard
-from data.responses import Response, read_shards
-from pipeline import trainer
-from pipeline.config import Stage
+from data.artifact import remove_partial
+from data.hidden import HEAD, Hidden
+from data.logit_cache import write_head
+from data.responses import Response
+from data.shards import Seal, fault
+from pipeline import rehearsal, trainer
+from pipeline.coding import SPARE_BYTES, Parts, estimate, parts, responses
+from pipeline.config import Coding
 from pipeline.context import Context
 from pipeline.errors import PipelineError
+from pipeline.teacher import Teacher, Work, check_plain_head, head_of
 from pipeline.tracking import Run
 
-FORMAT = 1
-SPARE_BYTES = 1 << 28  # room that must stay free beside the cache
+FORMAT = 2
+SAMPLE = 8  # held-out rows kept dense to measure fidelity
+
+log = logging.getLogger("draftsmith")
 
 
 def identity(context: Context) -> dict[str, Any]:
-    return {"target": context.target.fingerprint, "precision": str(context.dtype), "codec": asdict(context.config.codec)}
+    codec = context.config.codec
+    drawn = codec.kind is Coding.sampled or codec.tail_samples > 0
+    return {
+        "target": context.target.fingerprint,
+        "precision": str(context.dtype),
+        "codec": asdict(codec) | {"kind": codec.kind.name},
+        "seed": context.config.seed if drawn else None,
+    }
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
-    config = context.config.codec
-    responses = [r for r in read_shards(context.parent(Stage.generate).folder) if r.tokens]
-    groups = {"train": ([r for r in responses if r.request.split == "train"], config.top_k)}
-    for temperature in context.config.generate.temperatures:
-        chosen = [r for r in responses if r.request.split == "validation" and r.request.temperature == temperature]
-        groups[validation_name(temperature)] = (chosen, config.evaluation_top_k)
+    remove_partial(folder)
+    groups = parts(context.config, responses(context))
     model = context.target.load(context.dtype)
-    vocabulary = model.config.vocab_size
-    estimate = sum(
-        bytes_per_position(k, vocabulary) * sum(len(r.tokens) for r in rows) + 4 * sum(r.length for r in rows)
-        for rows, k in groups.values()
-    )
-    _check_disk(folder, estimate)
-    work = [
-        (folder / name / f"shard-{number:05d}.safetensors", batch, k)
-        for name, (rows, k) in groups.items()
-        for number, batch in enumerate(_batches(rows, config.batch_size))
-    ]
-    waiting = [item for item in work if not item[0].is_file()]
+    estimated = estimate(groups, model, context.config.codec.batch_size)
+    _check_disk(folder, estimated)
+    work = _work(context, groups, folder)
+    _write(context, folder, model, _bad(work, folder))
+    files = [item.path for item in work] + ([folder / HEAD] if _needs_head(work) else [])
+    total = sum(path.stat().st_size for path in files)
+    positions = sum(len(r.tokens) for rows, _ in groups.values() for r in rows)
+    train = sum(item.path.stat().st_size for item in work if item.folder.name == "train")
+    details = {
+        "positions": positions,
+        "bytes": total,
+        "bytes_estimated": estimated,
+        "bytes_per_position": total / max(positions, 1),
+        "train_bytes_per_token": train / max(sum(len(r.tokens) for r in groups["train"][0]), 1),
+        "rows": {name: len(rows) for name, (rows, _) in groups.items()},
+    }
+    metrics = {"logits/bytes_per_position": details["bytes_per_position"], "logits/positions": positions}
+    sample = [r for name, (rows, _) in groups.items() if name != "train" for r in rows][:SAMPLE]
+    if sample:
+        details["fidelity"] = asdict(rehearsal.fidelity(model, groups["train"][1], sample))
+        metrics |= {f"logits/{name}": value for name, value in details["fidelity"].items() if name != "positions"}
+    return metrics, details
+
+
+def inspect(context: Context, folder: Path) -> None:
+    """Check a finished cache; with ``logits.repair`` write what is bad again.
+
+    Raises:
+        PipelineError: naming the bad shards, if they are not to be repaired.
+    """
+    work = _work(context, parts(context.config, responses(context)), folder)
+    bad = _bad(work, folder)
+    if not bad:
+        log.info("logits: all %d shards are whole (%s)", len(work), folder.name)
+    elif context.config.logits.repair:
+        _write(context, folder, context.target.load(context.dtype), bad)
+        log.info("logits: wrote %s again", ", ".join(str(path.relative_to(folder)) for path in bad))
+    else:
+        raise PipelineError("logits.verify: " + "\n".join([*bad.values(), "write them again with logits.repair=true"][:50]))
+
+
+def _work(context: Context, groups: Parts, folder: Path) -> list[Work]:
+    items = []
+    for name, (rows, codec) in groups.items():
+        batches = _batches(rows, context.config.codec.batch_size)
+        for number, batch in enumerate(batches):
+            seal = Seal(folder.name, name, number, len(batches), codec, context.target.vocabulary_size)
+            items.append(Work(folder / name, seal, batch))
+    return items
+
+
+def _bad(work: list[Work], folder: Path) -> dict[Path, str]:
+    """What is wrong with each file that is not there or not whole."""
+    found = {item.path: fault(item.path, item.seal.metadata) for item in work}
+    if _needs_head(work):
+        found[folder / HEAD] = fault(folder / HEAD, {"cache": folder.name})
+    return {path: why for path, why in found.items() if why}
+
+
+def _needs_head(work: list[Work]) -> bool:
+    return any(isinstance(item.seal.codec, Hidden) for item in work)
+
+
+def _write(context: Context, folder: Path, model: PreTrainedModel, bad: dict[Path, str]) -> None:
+    """Write the files that ``bad`` names."""
+    work = _work(context, parts(context.config, responses(context)), folder)
+    if _needs_head(work):
+        check_plain_head(model)
+    if folder / HEAD in bad:
+        write_head(folder, folder.name, *head_of(model))
+    waiting = [item for item in work if item.path in bad]
     if waiting:
         runner = trainer.make(context.config.trainer, folder)
         loader = DataLoader(waiting, batch_size=None, collate_fn=lambda item: item)
         with trainer.interruptible(runner):
-            runner.predict(_Teacher(model), loader, return_predictions=False)
-    size = sum(path.stat().st_size for path, _, _ in work)
-    positions = sum(len(r.tokens) for rows, _ in groups.values() for r in rows)
-    details = {
-        "positions": positions,
-        "bytes": size,
-        "bytes_estimated": estimate,
-        "bytes_per_position": size / max(positions, 1),
-        "rows": {name: len(rows) for name, (rows, _) in groups.items()},
-    }
-    return {"logits/bytes_per_position": details["bytes_per_position"], "logits/positions": positions}, details
+            runner.predict(Teacher(model), loader, return_predictions=False)
 
 
-def validation_name(temperature: float) -> str:
-    """Folder of the cache of validation text written at ``temperature``."""
-    return f"validation-{temperature:g}"
-
-
-def _batches(rows: list[Response], size: int) -> list[list[Response]]:
+def _batches(rows: list[Response], count: int) -> list[list[Response]]:
     ordered = sorted(rows, key=lambda r: (-r.length, r.request.key))
-    return [ordered[i : i + size] for i in range(0, len(ordered), size)]
+    return [ordered[i : i + count] for i in range(0, len(ordered), count)]
 
 
-def _check_disk(folder: Path, estimate: int) -> None:
+def _check_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
-    if estimate + SPARE_BYTES > free:
+    if needed + SPARE_BYTES > free:
         raise PipelineError(
-            f"paths.work: the logits cache needs about {estimate / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; "
+            f"paths.work: the logits cache needs about {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; "
             "lower codec.top_k or corpus.train, or set paths.work to a larger disk"
         )
-
-
-class _Teacher(L.LightningModule):
-    """One batch of responses in, one shard of compressed distributions out."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def predict_step(self, item: tuple[Path, list[Response], int]) -> int:
-        path, batch, k = item
-        width = max(response.length for response in batch)
-        tokens = torch.zeros(len(batch), width, dtype=torch.long)
-        for place, response in enumerate(batch):
-            tokens[place, : response.length] = torch.tensor(response.request.prompt + response.tokens)
-        # Right padding comes after everything a causal model sees at a kept position; the head runs where it is needed.
-        first = min(len(response.request.prompt) for response in batch) - 1
-        keep = torch.arange(first, width - 1)
-        logits = self.model(input_ids=tokens.to(self.device), logits_to_keep=keep.to(self.device), use_cache=False).logits
-        parts = []
-        for row, response in zip(logits, batch, strict=True):
-            start = len(response.request.prompt) - 1 - first
-            parts.append(compress(row[start : start + len(response.tokens)], k))
-        targets = {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]}
-        rows = [([*r.request.prompt, *r.tokens], len(r.request.prompt)) for r in batch]
-        write_shard(path, rows, targets)
-        return len(rows)
-
-    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        return batch

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data.logit_cache import SparseTargets
+from data.targets import DenseTargets, Targets
 
 
 @dataclass(frozen=True)
@@ -17,20 +17,37 @@ class Support:
     """Stored targets in the draft's ids: ``ids`` (N, k), ``p`` (N, k), zero where the draft lacks the id, ``tail`` (N,).
 
     ``tail`` is the mass outside the stored ids. What share of it the draft could say is unknown; all of it counts.
+    ``weights`` (N, k), where ids were drawn: Σ_i w_i f(p_i, q_i) is unbiased for Σ_x f(p(x), q(x)); then ``tail`` is 0.
     """
 
     ids: Tensor
     p: Tensor
     tail: Tensor
+    weights: Tensor | None = None
 
 
-def support(targets: SparseTargets, draft_ids: Tensor | None) -> Support:
-    """Translate stored ids; ``draft_ids`` (V,) is the draft id of each target id, −1 where there is none."""
-    p, tail = targets.log_probs.exp(), targets.log_tail.exp()
+def support(targets: Targets, draft_ids: Tensor | None) -> Support:
+    """Translate stored ids; ``draft_ids`` (V,) is the draft id of each target id, −1 where there is none.
+
+    Unbiased with weights: every Σ_x f(p(x), q(x)), f(0, ·) = 0. Not: what divides by Σ w p, where the draft lacks ids.
+    """
+    if isinstance(targets, DenseTargets):
+        ids, p = _best_first(targets.log_probs.exp())
+        tail, weights = torch.zeros_like(p[:, 0]), None
+    else:
+        ids, p, tail, weights = targets.ids, targets.log_probs.exp(), targets.log_tail.exp(), targets.weights
     if draft_ids is None:
-        return Support(targets.ids, p, tail)
-    ids = draft_ids[targets.ids]
-    return Support(ids.clamp(min=0), p * (ids >= 0), tail)
+        return Support(ids, p, tail, weights)
+    ids = draft_ids[ids]
+    return Support(ids.clamp(min=0), p * (ids >= 0), tail, weights)
+
+
+def _best_first(p: Tensor) -> tuple[Tensor, Tensor]:
+    """All ids (N, V) and their p, the best one in front: it changes places with id 0."""
+    best = p.argmax(-1, keepdim=True)
+    ids = torch.arange(p.shape[1], device=p.device).expand_as(p).scatter(1, best, 0)
+    ids = torch.cat([best, ids[:, 1:]], 1)
+    return ids, p.gather(1, ids)
 
 
 def forward_kl(log_q: Tensor, target: Support) -> Tensor:

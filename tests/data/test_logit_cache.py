@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.logit_cache import LogitCache, bytes_per_position, compress, write_shard
+from data.logit_cache import LogitCache
 
 HALF = 2.0**-11  # relative rounding error of half precision
 

@@ -1,0 +1,54 @@
+"""Which codec encodes which part of the logit cache, and what the whole weighs before it is written."""
+
+from transformers import PreTrainedModel
+
+from data.codec import Codec, size
+from data.dense import Dense
+from data.hidden import Hidden
+from data.responses import Response, read_shards
+from data.sampled import Sampled
+from data.topk import TopK
+from pipeline.config import Coding, Config, Stage
+from pipeline.context import Context
+from pipeline.teacher import head_of
+
+SPARE_BYTES = 1 << 28  # room that must stay free beside the cache
+Parts = dict[str, tuple[list[Response], Codec]]  # by folder
+
+
+def responses(context: Context) -> list[Response]:
+    """The responses that are not empty."""
+    return [r for r in read_shards(context.parent(Stage.generate).folder) if r.tokens]
+
+
+def parts(config: Config, rows: list[Response]) -> Parts:
+    """Responses and codec of each folder of the cache."""
+    codec, seed = config.codec, config.seed
+    exact = TopK(codec.evaluation_top_k)
+    train, held_out = {
+        Coding.topk: (TopK(codec.top_k, codec.tail_samples, seed), exact),
+        Coding.sampled: (Sampled(codec.samples, codec.temperature, seed), exact),
+        Coding.hidden: (Hidden(codec.bits), Hidden(codec.bits)),
+        Coding.dense: (Dense(), Dense()),
+    }[codec.kind]
+    groups: Parts = {"train": ([r for r in rows if r.request.split == "train"], train)}
+    for temperature in config.generate.temperatures:
+        chosen = [r for r in rows if r.request.split == "validation" and r.request.temperature == temperature]
+        groups[validation_name(temperature)] = (chosen, held_out)
+    return groups
+
+
+def estimate(groups: Parts, model: PreTrainedModel, batch_size: int) -> int:
+    """Bytes of the cache on disk."""
+    shapes = head_of(model)[0].shape
+    total = 0
+    for rows, codec in groups.values():
+        positions, tokens = sum(len(r.tokens) for r in rows), sum(r.length for r in rows)
+        total += size(codec, *shapes, positions, tokens, len(rows), -(-len(rows) // batch_size))
+    heads = sum(isinstance(codec, Hidden) for _, codec in groups.values())
+    return total - max(0, heads - 1) * 4 * shapes.numel()  # one copy serves all parts
+
+
+def validation_name(temperature: float) -> str:
+    """Folder of the cache of validation text written at ``temperature``."""
+    return f"validation-{temperature:g}"

@@ -1,0 +1,69 @@
+"""What the logit cache would cost and what it loses: the dry run over all codecs, and the fidelity of the chosen one.
+
+Both need a target and responses, neither writes anything.
+"""
+
+import shutil
+import time
+from dataclasses import replace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedModel
+
+from data.codec import Codec
+from data.fidelity import Fidelity, measures, noisy, summary
+from data.hidden import Hidden
+from data.responses import Response
+from pipeline import coding
+from pipeline.config import Coding
+from pipeline.context import Context
+from pipeline.teacher import decoded, forward
+
+NOISE = 1.0  # of the logits of the stand-in for a draft
+
+
+@torch.inference_mode()
+def fidelity(model: PreTrainedModel, codec: Codec, sample: list[Response]) -> Fidelity:
+    """What ``codec`` loses on ``sample``, whose dense distributions are held one row at a time."""
+    parts = []
+    for response in sample:
+        log_p = forward(model, [response], False)[0].float().log_softmax(-1).cpu()
+        given = forward(model, [response], isinstance(codec, Hidden))[0].cpu()
+        targets = decoded(codec, codec.encode(given, response.request.key), model)
+        parts.append(measures(log_p, targets, noisy(log_p, NOISE, response.request.key)))
+    return summary(torch.cat(parts))
+
+
+def show(context: Context) -> None:
+    """Print bytes per token, size, free disk and expected time for every codec; write nothing."""
+    model = context.target.load(context.dtype)
+    free = shutil.disk_usage(context.work).free
+    table = Table(title=f"Dry run: {free / 1e9:.2f} GB are free, nothing is written")
+    for heading in ("codec", "bytes per token (train)", "total, MB", "fits", "minutes, about"):
+        table.add_column(heading, justify="left" if heading == "codec" else "right")
+    for kind in Coding:
+        config = replace(context.config, codec=replace(context.config.codec, kind=kind))
+        parts = coding.parts(config, coding.responses(context))
+        total = coding.estimate(parts, model, config.codec.batch_size)
+        train = coding.estimate({"train": parts["train"]}, model, config.codec.batch_size)
+        tokens = max(1, sum(len(r.tokens) for r in parts["train"][0]))
+        fits = "yes" if total + coding.SPARE_BYTES <= free else "no"
+        minutes = f"{_seconds(model, parts, config.codec.batch_size) / 60:.1f}"
+        table.add_row(kind.name, f"{train / tokens:.1f}", f"{total / 1e6:.2f}", fits, minutes)
+    Console().print(table)
+
+
+@torch.inference_mode()
+def _seconds(model: PreTrainedModel, parts: dict[str, tuple[list[Response], Codec]], size: int) -> float:
+    """Seconds to make the whole cache, from one batch of training text."""
+    rows, codec = parts["train"]
+    batch = rows[:size]
+    if not batch:
+        return 0.0
+    began = time.perf_counter()
+    for output, response in zip(forward(model, batch, isinstance(codec, Hidden)), batch, strict=True):
+        codec.encode(output, response.request.key)
+    share = sum(r.length for r in batch) / sum(r.length for rows, _ in parts.values() for r in rows)
+    return (time.perf_counter() - began) / share

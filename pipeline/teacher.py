@@ -1,0 +1,102 @@
+"""The teacher pass: one batch of responses in, one sealed shard of encoded distributions out.
+
+It runs under Lightning ``predict``. Which positions count and what a codec is given is decided here; how it is stored is not.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from data.codec import Codec
+from data.hidden import Hidden, through_head
+from data.responses import Response
+from data.shards import Seal, write_shard
+from data.targets import Targets
+from pipeline.errors import PipelineError
+
+
+@dataclass(frozen=True)
+class Work:
+    """A shard to write: its ``folder``, its ``seal``, and the responses it holds."""
+
+    folder: Path
+    seal: Seal
+    batch: list[Response]
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.seal.file
+
+
+class Teacher(L.LightningModule):
+    """Writes the shard of each item of work."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def predict_step(self, item: Work) -> int:
+        codec = item.seal.codec
+        outputs = forward(self.model, item.batch, isinstance(codec, Hidden))
+        encoded = [codec.encode(row, response.request.key) for row, response in zip(outputs, item.batch, strict=True)]
+        targets = {name: torch.cat([part[name].cpu() for part in encoded]) for name in encoded[0]}
+        rows = [([*r.request.prompt, *r.tokens], len(r.request.prompt)) for r in item.batch]
+        write_shard(item.folder, rows, targets, item.seal)
+        return len(rows)
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+def forward(model: PreTrainedModel, batch: list[Response], hidden: bool) -> list[Tensor]:
+    """The logits (N, V) of each response at the positions that predict its tokens, or the ``hidden`` states (N, d)."""
+    width = max(response.length for response in batch)
+    tokens = torch.zeros(len(batch), width, dtype=torch.long)
+    for place, response in enumerate(batch):
+        tokens[place, : response.length] = torch.tensor(response.request.prompt + response.tokens)
+    # Right padding comes after everything a causal model sees at a kept position; the head runs where it is needed.
+    first = min(len(response.request.prompt) for response in batch) - 1
+    tokens, keep = tokens.to(model.device), torch.arange(first, width - 1, device=model.device)
+    if hidden:
+        outputs = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[:, keep]
+    else:
+        outputs = model(input_ids=tokens, logits_to_keep=keep, use_cache=False).logits
+    parts = []
+    for row, response in zip(outputs, batch, strict=True):
+        start = len(response.request.prompt) - 1 - first
+        parts.append(row[start : start + len(response.tokens)])
+    return parts
+
+
+def head_of(model: PreTrainedModel) -> tuple[Tensor, Tensor | None]:
+    """The target's head: ``weight`` (V, d) and ``bias`` (V,) or None."""
+    head = model.get_output_embeddings()
+    return head.weight, getattr(head, "bias", None)
+
+
+@torch.inference_mode()
+def check_plain_head(model: PreTrainedModel) -> None:
+    """Refuse a target whose logits are not its head times its last hidden state.
+
+    Raises:
+        PipelineError: naming a codec that does not need this.
+    """
+    ids = torch.arange(min(8, model.config.vocab_size), device=model.device)[None]
+    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    wanted = model(input_ids=ids, use_cache=False).logits
+    found = model.get_output_embeddings()(states)
+    if found.shape != wanted.shape or not torch.allclose(found, wanted, atol=1e-2, rtol=1e-2):
+        raise PipelineError("codec.kind=hidden: this target changes its logits after its head; use codec=topk")
+
+
+def decoded(codec: Codec, stored: dict[str, Tensor], model: PreTrainedModel) -> Targets:
+    """What a reader of the cache would see of encoded positions."""
+    if not isinstance(codec, Hidden):
+        return codec.decode(stored, model.config.vocab_size)
+    weight, bias = head_of(model)
+    return through_head(codec.decode_hidden(stored), weight.detach().float(), None if bias is None else bias.detach().float())
