@@ -25,6 +25,5 @@ def described(text: str) -> Codec:
 
 
 def size(codec: Codec, vocabulary: int, width: int, positions: int, tokens: int, rows: int, shards: int) -> int:
-    """Bytes of a cache, all metadata counted: ``tokens`` prompt and response ids, ``width`` of the target's hidden state."""
-    head = 4 * vocabulary * width if isinstance(codec, Hidden) else 0
-    return codec.bytes_per_position(vocabulary, width) * positions + 4 * tokens + 8 * rows + HEADER * shards + head
+    """Bytes of the shards of a part, metadata counted: ``tokens`` ids of prompts and responses, hidden states of ``width``."""
+    return codec.bytes_per_position(vocabulary, width) * positions + 4 * tokens + 8 * rows + HEADER * shards

@@ -5,6 +5,7 @@ Forward KL and min(p, q) follow p. It is refused before training, with a codec t
 """
 
 FOLLOWS_Q = frozenset({"reverse_kl", "jensen_shannon"})
+WEIGHTED: frozenset[str] = frozenset()  # objectives whose code sums with ``Support.weights``
 
 
 def refusal(codec: str, objective: str) -> str | None:
@@ -12,3 +13,10 @@ def refusal(codec: str, objective: str) -> str | None:
     if codec in ("hidden", "dense") or objective not in FOLLOWS_Q:
         return None
     return f"needs the target's probability of ids that codec={codec} does not keep; use codec=hidden (or codec=dense)"
+
+
+def weights_refusal(objective: str) -> str | None:
+    """Why targets with drawn ids cannot serve ``objective`` yet, with a codec that can; None if they can."""
+    if objective in WEIGHTED:
+        return None
+    return f"objective.divergence={objective} does not sum with weights yet; set codec.tail_samples=0, or use codec=hidden"

@@ -6,7 +6,7 @@ every tensor. One file is renamed into place, so a shard and its checksum cannot
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,13 +65,14 @@ def write_shard(folder: Path, rows: list[tuple[list[int], int]], targets: dict[s
 def save_sealed(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write tensors atomically with ``metadata`` and the hash of both."""
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    metadata = metadata | {"index": _digest(metadata, _index(tensors), tensors.__getitem__)}
     digest = _digest(metadata, list(tensors), tensors.__getitem__)
     with atomic(path) as temporary:
         save_file(tensors, temporary, metadata | {"sha256": digest})
 
 
 def open_shard(path: Path, expected: dict[str, str]) -> safe_open:
-    """A memory-mapped shard whose header is whole and whose metadata has the ``expected`` values.
+    """A memory-mapped shard whose header and index are whole and whose metadata has the ``expected`` values.
 
     Raises:
         DamagedShardError: it is missing, cut off or otherwise unreadable, or differs from what is expected.
@@ -86,6 +87,9 @@ def open_shard(path: Path, expected: dict[str, str]) -> safe_open:
     for key, value in expected.items():
         if found.get(key) != value:
             raise DamagedShardError(f"{path}: this shard is from elsewhere: its {key} is {found.get(key)}, not {value}")
+    content = {key: value for key, value in found.items() if key not in ("sha256", "index")}
+    if _digest(content, _index(shard.keys()), shard.get_tensor) != found.get("index"):
+        raise DamagedShardError(f"{path}: this shard is damaged (its index differs from its checksum)")
     return shard
 
 
@@ -108,6 +112,11 @@ def fault(path: Path, expected: dict[str, str]) -> str | None:
     except DamagedShardError as error:
         return str(error)
     return None
+
+
+def _index(names: Iterable[str]) -> list[str]:
+    """The small tensors that say where rows lie, which are read before the others."""
+    return [name for name in names if name in ("lengths", "starts")]
 
 
 def _digest(metadata: dict[str, str], names: list[str], tensor: Callable[[str], Tensor]) -> str:

@@ -45,8 +45,9 @@ def estimate(groups: Parts, model: PreTrainedModel, batch_size: int) -> int:
     for rows, codec in groups.values():
         positions, tokens = sum(len(r.tokens) for r in rows), sum(r.length for r in rows)
         total += size(codec, *shapes, positions, tokens, len(rows), -(-len(rows) // batch_size))
-    heads = sum(isinstance(codec, Hidden) for _, codec in groups.values())
-    return total - max(0, heads - 1) * 4 * shapes.numel()  # one copy serves all parts
+    if any(isinstance(codec, Hidden) for _, codec in groups.values()):
+        total += sum(tensor.nbytes for tensor in head_of(model) if tensor is not None)  # one copy serves all parts
+    return total
 
 
 def validation_name(temperature: float) -> str:

@@ -18,11 +18,12 @@ from torch.utils.data import DataLoader
 from data.batching import LengthGroupedBatches, collate
 from data.logit_cache import LogitCache
 from data.responses import read_shards
+from data.serving import weights_refusal
 from pipeline import draft as drafts
 from pipeline import existing, trainer
 from pipeline.coding import validation_name
+from pipeline.config import Coding, Config, Stage
 from pipeline.config import Draft as DraftConfig
-from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.generate import eos_token_ids
@@ -57,6 +58,7 @@ def draft_identity(config: DraftConfig) -> dict[str, Any]:
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     config = context.config.trainer
+    _check_weights(context.config)
     cache = context.parent(Stage.logits).folder
     train = LogitCache(cache / "train", cache.name)
     if not len(train):
@@ -128,6 +130,14 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         **scores,
     }
     return {"draft/vocabulary_coverage": coverage, **scores}, details
+
+
+def _check_weights(config: Config) -> None:
+    """Refuse drawn ids under an objective that would ignore their weights: it would learn p² and not p."""
+    drawn = config.codec.kind is Coding.sampled or (config.codec.kind is Coding.topk and config.codec.tail_samples > 0)
+    refused = weights_refusal(config.objective.divergence.name)
+    if drawn and refused:
+        raise PipelineError(f"codec.kind={config.codec.kind.name}: {refused}")
 
 
 def initial(context: Context) -> tuple[Draft, float]:

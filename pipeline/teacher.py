@@ -98,5 +98,5 @@ def decoded(codec: Codec, stored: dict[str, Tensor], model: PreTrainedModel) -> 
     """What a reader of the cache would see of encoded positions."""
     if not isinstance(codec, Hidden):
         return codec.decode(stored, model.config.vocab_size)
-    weight, bias = head_of(model)
-    return through_head(codec.decode_hidden(stored), weight.detach().float(), None if bias is None else bias.detach().float())
+    weight, bias = (None if tensor is None else tensor.detach().float().cpu() for tensor in head_of(model))
+    return through_head(codec.decode_hidden(stored), weight, bias)
