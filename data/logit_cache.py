@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data.codec import Codec, described
 from data.hidden import HEAD, Hidden, through_head
-from data.shards import DamagedShardError, check_sum, open_shard, save_sealed
+from data.shards import DamagedShardError, check_sum, open_shard, save_sealed, seal_of
 from data.targets import DenseTargets, SparseTargets, Targets
 
 __all__ = ["DamagedShardError", "DenseTargets", "LogitCache", "Row", "SparseTargets", "write_head"]
@@ -53,7 +53,7 @@ class LogitCache:
             if folder.is_dir():
                 raise DamagedShardError(f"{folder}: its shards are missing")
             return  # a part without rows has no folder
-        first = open_shard(self._paths[0], {"cache": cache, "part": folder.name}).metadata()
+        first = seal_of(open_shard(self._paths[0], {"cache": cache, "part": folder.name}))
         self._codec: Codec = described(first["codec"])
         self._vocabulary = int(first["vocabulary"])
         self._paths = [folder / f"shard-{number:05d}.safetensors" for number in range(int(first["count"]))]

@@ -68,7 +68,8 @@ def save_sealed(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]
     metadata = metadata | {"index": _digest(metadata, _index(tensors), tensors.__getitem__)}
     digest = _digest(metadata, list(tensors), tensors.__getitem__)
     with atomic(path) as temporary:
-        save_file(tensors, temporary, metadata | {"sha256": digest})
+        # One entry: the library writes several in an order that differs from process to process.
+        save_file(tensors, temporary, {"seal": json.dumps(metadata | {"sha256": digest}, sort_keys=True)})
 
 
 def open_shard(path: Path, expected: dict[str, str]) -> safe_open:
@@ -83,7 +84,7 @@ def open_shard(path: Path, expected: dict[str, str]) -> safe_open:
         raise DamagedShardError(f"{path}: this shard is missing") from error
     except (SafetensorError, OSError) as error:
         raise DamagedShardError(f"{path}: this shard is damaged ({error})") from error
-    found = shard.metadata() or {}
+    found = seal_of(shard)
     for key, value in expected.items():
         if found.get(key) != value:
             raise DamagedShardError(f"{path}: this shard is from elsewhere: its {key} is {found.get(key)}, not {value}")
@@ -93,13 +94,21 @@ def open_shard(path: Path, expected: dict[str, str]) -> safe_open:
     return shard
 
 
+def seal_of(shard: safe_open) -> dict[str, str]:
+    """What an open shard says of itself; nothing if it does not."""
+    try:
+        return dict(json.loads((shard.metadata() or {})["seal"]))
+    except (KeyError, ValueError):
+        return {}
+
+
 def check_sum(path: Path, shard: safe_open) -> None:
     """Refuse an open shard whose content differs from its hash.
 
     Raises:
         DamagedShardError: naming the shard.
     """
-    metadata = dict(shard.metadata() or {})
+    metadata = seal_of(shard)
     stored = metadata.pop("sha256", None)
     if _digest(metadata, list(shard.keys()), shard.get_tensor) != stored:
         raise DamagedShardError(f"{path}: this shard is damaged (its content differs from its checksum)")
