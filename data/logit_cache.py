@@ -1,10 +1,11 @@
 """The target's next-token distributions on disk, read by row: safetensors shards, each encoded by one codec.
 
 The token ids lie beside their targets: position j of a row's targets is the distribution of response token j. Shards are
-memory-mapped; a shard is checked against its hash when it is first read. Nothing but an index of lengths stays in memory.
+memory-mapped, a few at a time, and checked against their hash when they are first read. Only an index of lengths stays.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from safetensors import safe_open
@@ -16,6 +17,8 @@ from data.shards import DamagedShardError, check_sum, open_shard, save_sealed, s
 from data.targets import DenseTargets, SparseTargets, Targets
 
 __all__ = ["DamagedShardError", "DenseTargets", "LogitCache", "Row", "SparseTargets", "write_head"]
+
+OPEN = 8  # shards mapped at once: pages of a mapped file count as resident memory
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class LogitCache:
         self._places: list[tuple[int, int, int]] = []  # shard, first token, first target
         self._paths = sorted(folder.glob("shard-*.safetensors"))
         self._checked: set[int] = set()
-        self._shards: list[safe_open] = []
+        self._mapped = lru_cache(OPEN)(self._map)
         self._head: tuple[Tensor, Tensor | None] | None = None
         self._head_path, self._cache = folder.parent / HEAD, cache
         if not self._paths:
@@ -59,8 +62,7 @@ class LogitCache:
         self._paths = [folder / f"shard-{number:05d}.safetensors" for number in range(int(first["count"]))]
         same = {key: first[key] for key in ("cache", "part", "count", "codec", "vocabulary")}
         for number, path in enumerate(self._paths):
-            self._shards.append(open_shard(path, same | {"number": str(number)}))
-            self._index(number, self._shards[-1])
+            self._index(number, open_shard(path, same | {"number": str(number)}))
 
     def _index(self, number: int, shard: safe_open) -> None:
         token = target = 0
@@ -81,16 +83,21 @@ class LogitCache:
     def __getitem__(self, index: int) -> Row:
         number, token, target = self._places[index]
         length, start = self.lengths[index], self.starts[index]
-        shard = self._shards[number]
-        if number not in self._checked:
-            check_sum(self._paths[number], shard)
-            self._checked.add(number)
+        shard = self._mapped(number)
         stored = {
             name: shard.get_slice(name)[target : target + length - start]
             for name in shard.keys()  # noqa: SIM118
             if name not in ("tokens", "lengths", "starts")
         }
         return Row(shard.get_slice("tokens")[token : token + length].long(), start, self._decode(stored))
+
+    def _map(self, number: int) -> safe_open:
+        if number in self._checked:
+            return safe_open(self._paths[number], framework="pt")
+        shard = open_shard(self._paths[number], {"cache": self._cache})
+        check_sum(self._paths[number], shard)
+        self._checked.add(number)
+        return shard
 
     def _decode(self, stored: dict[str, Tensor]) -> Targets:
         if not isinstance(self._codec, Hidden):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from data.artifact import atomic
@@ -68,8 +68,9 @@ def save_sealed(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]
     metadata = metadata | {"index": _digest(metadata, _index(tensors), tensors.__getitem__)}
     digest = _digest(metadata, list(tensors), tensors.__getitem__)
     with atomic(path) as temporary:
-        # One entry: the library writes several in an order that differs from process to process.
-        save_file(tensors, temporary, {"seal": json.dumps(metadata | {"sha256": digest}, sort_keys=True)})
+        # One entry: the library writes several in an order that differs from process to process. And its own way to a
+        # file goes by a second temporary name, which a killed writer would leave behind.
+        temporary.write_bytes(save(tensors, {"seal": json.dumps(metadata | {"sha256": digest}, sort_keys=True)}))
 
 
 def open_shard(path: Path, expected: dict[str, str]) -> safe_open:

@@ -284,9 +284,10 @@ def test_thirty_and_more_kills_at_random_moments_leave_the_bytes_of_an_undisturb
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    kills, finished, _ = map(int, done.stdout.split())
+    kills, finished, partial = map(int, done.stdout.split())
     assert kills >= 40
     assert finished >= 1
+    assert partial >= 1  # some kills struck in the middle of a write
 
 
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):

@@ -91,6 +91,8 @@ POSITIVE = (
     "generate.batch_size",
     "codec.top_k",
     "codec.evaluation_top_k",
+    "codec.samples",
+    "codec.temperature",
     "codec.batch_size",
     "optimizer.learning_rate",
     "trainer.max_steps",
@@ -108,6 +110,8 @@ POSITIVE = (
     "override",
     [
         *(f"{key}={value}" for key in POSITIVE for value in (0, -1)),
+        "codec.tail_samples=-1",
+        "codec.bits=4",
         "optimizer.learning_rate=nan",
         "optimizer.gradient_clip=0",
         "optimizer.warmup_share=-0.1",

@@ -1,0 +1,196 @@
+"""The logits stage: codecs by configuration, what is bad is named and mended, a dry run writes nothing."""
+
+import json
+import re
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+from data.logit_cache import LogitCache
+from data.serving import refusal, weights_refusal
+from data.targets import DenseTargets, SparseTargets
+from pipeline import config as settings
+from pipeline import rehearsal, tiny
+from pipeline.config import Codec, Config, Logits, Objective, Stage, check
+from pipeline.errors import PipelineError
+from pipeline.losses import forward_kl, support
+from pipeline.teacher import check_plain_head
+from tests.pipeline.conftest import SMOKE, digest, only
+
+
+def shards(work) -> list:
+    return sorted(only(work / "artifacts" / "logits").rglob("shard-*.safetensors"))
+
+
+def flip(path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 16
+    path.write_bytes(content)
+
+
+def test_a_bad_shard_is_named_by_verify_and_alone_written_again_by_repair(work, attempt):
+    code, stderr = attempt(SMOKE, "stages=[logits]", "logits.verify=true", work=work)
+    assert code == 0, stderr
+    before, times = digest(work / "artifacts" / "logits"), {path: path.stat().st_mtime_ns for path in shards(work)}
+    flipped, cut, gone, whole = shards(work)[:4]
+    flip(flipped)
+    cut.write_bytes(cut.read_bytes()[:-40])
+    gone.unlink()
+    code, stderr = attempt(SMOKE, "stages=[logits]", "logits.verify=true", work=work)
+    assert code == 2
+    for path, why in ((flipped, "its content differs"), (cut, "damaged"), (gone, "missing")):
+        assert re.search(rf"{re.escape(str(path))}: this shard is .*{why}|{re.escape(str(path))}: this shard is {why}", stderr)
+    assert str(whole) not in stderr
+    assert "logits.repair=true" in stderr
+    code, stderr = attempt(SMOKE, "stages=[logits]", "logits.repair=true", work=work)
+    assert code == 0, stderr
+    assert digest(work / "artifacts" / "logits") == before
+    unmoved = {path for path, when in times.items() if path.stat().st_mtime_ns == when}
+    assert unmoved == set(times) - {flipped, cut, gone}
+
+
+def test_verify_without_a_finished_cache(work, attempt):
+    code, stderr = attempt(SMOKE, "stages=[logits]", "logits.verify=true", "codec.top_k=17", work=work)
+    assert code == 2
+    assert "logits.verify, logits.repair: " in stderr
+    assert "codec.top_k: 16 → 17" in stderr
+
+
+def test_distillation_refuses_a_damaged_shard_and_says_how_to_mend_it(work, attempt):
+    for path in shards(work):
+        flip(path)
+    code, stderr = attempt(SMOKE, "stages=[distil]", "trainer.max_steps=2", work=work)
+    assert code == 2
+    assert re.search(r"shard-0000\d\.safetensors: this shard is damaged .*logits\.repair=true", stderr)
+
+
+def test_a_damaged_shard_of_an_unfinished_cache_is_written_again(work, attempt):
+    folder = only(work / "artifacts" / "logits")
+    before = digest(folder)
+    (folder / "manifest.json").unlink()
+    flip(shards(work)[0])
+    (folder / "train" / ".shard-00000.safetensors.1.partial").write_bytes(b"half")
+    code, stderr = attempt(SMOKE, "stages=[logits]", work=work)
+    assert code == 0, stderr
+    assert digest(folder).keys() == before.keys()
+    assert {n: h for n, h in digest(folder).items() if "shard" in n} == {n: h for n, h in before.items() if "shard" in n}
+
+
+def test_a_dry_run_prints_every_codec_and_writes_nothing(work, attempt, monkeypatch):
+    console = Console(record=True, width=120)
+    monkeypatch.setattr(rehearsal, "Console", lambda: console)
+    before, store = digest(work / "artifacts"), (work / "mlflow.db").read_bytes()
+    code, stderr = attempt(SMOKE, "stages=[logits]", "logits.dry_run=true", "codec.top_k=17", work=work)
+    assert code == 0, stderr
+    assert digest(work / "artifacts") == before
+    assert (work / "mlflow.db").read_bytes() == store
+    text = console.export_text()
+    assert "GB are free, nothing is written" in text
+    bytes_by_codec = {name: float(number) for name, number in re.findall(r"^│ (\w+) +│ +([\d.]+) │", text, re.M)}
+    assert list(bytes_by_codec) == ["topk", "sampled", "hidden", "dense"]
+    assert bytes_by_codec["topk"] < bytes_by_codec["dense"]
+
+
+def test_the_dry_run_promises_the_size_that_is_written(work):
+    details = json.loads((only(work / "artifacts" / "logits") / "manifest.json").read_text())["details"]
+    assert details["bytes_estimated"] == pytest.approx(details["bytes"], rel=0.15)
+
+
+@pytest.mark.parametrize(("codec", "kind"), [("hidden", DenseTargets), ("sampled", SparseTargets), ("dense", DenseTargets)])
+def test_every_codec_writes_a_cache_that_reads_as_the_target_says(work, attempt, codec, kind):
+    shutil.rmtree(work / "artifacts" / "logits")
+    code, stderr = attempt(SMOKE, "stages=[logits]", f"codec={codec}", "codec.bits=8", work=work)
+    assert code == 0, stderr
+    folder = only(work / "artifacts" / "logits")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    found, metrics = manifest["details"]["fidelity"], manifest["metrics"]
+    assert metrics["logits/overlap_bias"] == found["overlap_bias"]
+    assert found["overlap_lower"] - 1e-3 <= found["overlap"] <= found["overlap_upper"] + 1e-3
+    assert abs(found["overlap_bias"]) <= 4 * found["overlap_standard_error"] + 1e-3
+    cache = LogitCache(folder / "train", folder.name)
+    assert isinstance(cache[0].targets, kind)
+    if kind is DenseTargets:
+        assert found["kl"] < 1e-3
+        torch.testing.assert_close(cache[0].targets.log_probs.exp().sum(-1), torch.ones(len(cache[0].targets.log_probs)))
+
+
+def test_drawn_ids_are_refused_before_training_until_the_loss_weighs_them(work, attempt):
+    for override in ("codec=sampled", "codec.tail_samples=4"):
+        code, stderr = attempt(SMOKE, "stages=[logits,distil]", override, "trainer.max_steps=2", work=work)
+        assert code == 2
+        assert "objective.divergence=forward_kl does not sum with weights yet" in stderr
+        assert "codec=hidden" in stderr
+
+
+def test_a_hidden_codec_needs_logits_that_are_head_times_state(tmp_path):
+    tiny.make(tmp_path / "model", 0)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    check_plain_head(model)
+    plain = model.forward
+
+    def capped(**options):
+        outputs = plain(**options)
+        outputs.logits = 3 * torch.tanh(outputs.logits / 3)
+        return outputs
+
+    model.forward = capped
+    with pytest.raises(PipelineError, match="changes its logits after its head; use codec=topk"):
+        check_plain_head(model)
+
+
+@pytest.mark.parametrize("codec", ["topk", "sampled", "hidden", "dense"])
+@pytest.mark.parametrize("objective", ["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"])
+def test_a_loss_that_follows_the_draft_needs_all_of_the_target(codec, objective):
+    message = refusal(codec, objective)
+    if objective in ("reverse_kl", "jensen_shannon") and codec in ("topk", "sampled"):
+        assert f"codec={codec} does not keep" in message
+        assert "use codec=hidden" in message
+        given = Config(
+            codec=Codec(kind=settings.Coding[codec]),
+            objective=Objective(divergence=SimpleNamespace(name=objective)),
+            target=settings.Target(path="x"),
+        )
+        with pytest.raises(PipelineError, match=rf"^objective\.divergence={objective}: needs .*use codec=hidden"):
+            check(given)
+    else:
+        assert message is None
+
+
+def test_weights_are_asked_for_by_name(monkeypatch):
+    monkeypatch.setattr("data.serving.WEIGHTED", frozenset({"forward_kl"}))
+    assert weights_refusal("forward_kl") is None
+    assert "codec=hidden" in weights_refusal("other")
+
+
+@pytest.mark.parametrize("key", ["dry_run", "verify", "repair"])
+def test_looking_at_the_cache_is_for_its_stage_alone(key):
+    given = Config(logits=Logits(**{key: True}), target=settings.Target(path="x"))
+    with pytest.raises(PipelineError, match=rf"^logits\.{key}=true: .*stages=\[logits\]"):
+        check(given)
+    check(Config(logits=Logits(**{key: True}), target=settings.Target(path="x"), stages=[Stage.logits]))
+
+
+def test_support_of_a_dense_target_is_exact_and_begins_with_the_best():
+    log_p = torch.tensor([[0.1, 0.2, 0.6, 0.1], [0.7, 0.1, 0.1, 0.1]], dtype=torch.float64).log()
+    whole = support(DenseTargets(log_p), None)
+    assert whole.ids.tolist() == [[2, 1, 0, 3], [0, 1, 2, 3]]
+    torch.testing.assert_close(whole.p, log_p.exp().gather(1, whole.ids))
+    assert whole.tail.tolist() == [0.0, 0.0]
+    log_q = torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 2, dtype=torch.float64).log()
+    exact = (log_p.exp() * (log_p - log_q)).sum(-1)
+    torch.testing.assert_close(forward_kl(log_q, whole), exact)
+    trimmed = support(DenseTargets(log_p), torch.tensor([-1, 0, 1, -1]))
+    p = torch.tensor([[0.25, 0.75], [0.5, 0.5]], dtype=torch.float64)
+    half = torch.full((2, 2), 0.5, dtype=torch.float64).log()
+    torch.testing.assert_close(forward_kl(half, trimmed), (p * (p.log() - half)).sum(-1))
+
+
+def test_support_hands_weights_on():
+    targets = SparseTargets(torch.tensor([[2, 0]]), torch.zeros(1, 2), torch.tensor([-torch.inf]), torch.tensor([[1.0, 3.0]]))
+    for draft_ids in (None, torch.tensor([0, -1, 1])):
+        found = support(targets, draft_ids)
+        assert (found.weights.tolist(), found.tail.tolist()) == ([[1.0, 3.0]], [0.0])
