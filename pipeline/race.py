@@ -59,9 +59,9 @@ class Race(L.LightningModule):
     def _decode(self, heat: Heat, length: int) -> speculative.Generation:
         return speculative.generate(
             self.target,
+            self.draft if length else None,
             [heat.answer.request.prompt],
             max_new_tokens=heat.new_tokens,
-            draft=self.draft if length else None,
             num_draft_tokens=length,
             sampling=heat.sampling,
             seed=self.seed,
