@@ -76,6 +76,8 @@ class LookupElseModel:
         if bool(certain.all()):
             return looked
         drawn = self.model.propose(tokens, lengths, rows, count)
+        # In rows that matched, the model's cache holds drafts of its own that nobody will see.
+        self.model.lengths = torch.where(certain, lengths, self.model.lengths)
         size = drawn.guess.tokens.shape[1]  # the model may have stopped early
         tokens_of_both = torch.where(certain[:, None], looked.guess.tokens[:, :size], drawn.guess.tokens)
         counts = torch.where(certain, looked.counts.clamp(max=size), drawn.counts)
