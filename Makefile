@@ -29,6 +29,7 @@ lint: install
 
 bench: install  ## benchmarks; each prints a table and one line of JSON
 	$(BIN)/python -m tests.bench.generation
+	$(BIN)/python -m tests.bench.decoding
 
 ui: install  ## MLflow on 127.0.0.1 over the store of `make run`
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///outputs/mlflow.db --host 127.0.0.1

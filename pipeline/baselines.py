@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from speculative import Sampling
 
+
 @dataclass(frozen=True)
 class Decoded:
     """The new ids of one prompt and the wall seconds of the call."""

@@ -20,7 +20,7 @@ from speculative.drafters import Drafter, Proposal
 from speculative.length import AutoLength
 from speculative.metrics import Acceptance, Log, Phases
 from speculative.rows import Finish, Rows
-from speculative.sampling import Purpose, Sampling, draw, probabilities, round_keys, uniforms
+from speculative.sampling import Purpose, Sampling, best_token, draw, probabilities, round_keys, uniforms
 from speculative.verification import Guess, Rule, Verdict, verify_choices, verify_sampled
 
 COMPACT_BELOW = 0.75  # finished rows leave once fewer than this share of the batch is alive: leaving copies the cache
@@ -149,10 +149,7 @@ class Decoding:
         if self.history is not None:
             logits = self._controlled(logits, guess, self.history)
         if options.sampling.greedy:
-            best, choices = logits.max(-1)
-            if not bool(best.isfinite().all()):
-                raise ValueError("the model gave logits that are NaN or infinite, or every token is excluded")
-            return verify_choices(choices, guess.tokens, limits)
+            return verify_choices(best_token(logits), guess.tokens, limits)
         p = probabilities(logits, options.sampling)
         follow = uniforms(options.seed, rows.keys[:, None], rows.lengths[:, None] + place, Purpose.TARGET)
         if guess.tokens.shape[1] == 0:

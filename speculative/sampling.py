@@ -56,15 +56,12 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     Raises:
         ValueError: a row of logits without a finite maximum (NaN, or every token excluded).
     """
-    logits = logits.float()
-    best = logits.amax(-1, keepdim=True)
-    if not bool(best.isfinite().all()):
-        raise ValueError("the model gave logits that are NaN or infinite, or every token is excluded")
     if sampling.greedy:
-        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+        return torch.nn.functional.one_hot(best_token(logits), logits.shape[-1]).float()
+    logits = logits.float()
     if sampling.temperature != 1.0:
         # The maximum first, or a temperature near 0 would overflow.
-        logits = (logits - best) / sampling.temperature
+        logits = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
         threshold = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < threshold, -torch.inf)
@@ -75,7 +72,25 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
         logits = logits.masked_fill(probability < sampling.min_p * probability.amax(-1, keepdim=True), -torch.inf)
     if sampling.typical_p < 1.0:
         logits = _typical(logits, sampling.typical_p)
-    return logits.softmax(-1)
+    p = logits.softmax(-1)
+    _refuse_unless_finite(p[..., 0])  # one entry tells: no number stays one in a softmax over NaN or +∞, or over −∞ alone
+    return p
+
+
+def best_token(logits: Tensor) -> Tensor:
+    """The id of the largest logit, (...) of (..., V); the first of equal ones.
+
+    Raises:
+        ValueError: as ``probabilities`` does.
+    """
+    best, choice = logits.max(-1)
+    _refuse_unless_finite(best)
+    return choice
+
+
+def _refuse_unless_finite(values: Tensor) -> None:
+    if not bool(values.isfinite().all()):
+        raise ValueError("the model gave logits that are NaN or infinite, or every token is excluded")
 
 
 _PARTIAL = 512  # tokens that are sorted first; the nucleus rarely needs more
