@@ -73,6 +73,7 @@ def execute(config: Config, work: Path, output: Path, params: dict[str, object],
 def run_name(overrides: list[str]) -> str:
     """What sets a run apart from others in a list: its overrides, less those that only say where things lie."""
     shown = [text.lstrip("+") for text in overrides if not text.startswith(("paths.", "tracking.", "stages=", "hydra."))]
+    shown.sort(key=lambda text: text.startswith("experiment="))  # a list shows the beginning, where runs should differ
     return " ".join(shown)[:200] or "default"
 
 

@@ -166,7 +166,7 @@ def test_run_whose_process_is_gone_is_marked_killed(work):
     [
         ([], "default"),
         (["paths.work=/a", "stages=[corpus]", "tracking.uri=x"], "default"),
-        (["+experiment=smoke", "seed=1", "paths.work=/a"], "experiment=smoke seed=1"),
+        (["+experiment=smoke", "seed=1", "paths.work=/a"], "seed=1 experiment=smoke"),
         (["a=" + "b" * 300], "a=" + "b" * 198),
     ],
 )
