@@ -29,6 +29,7 @@ lint: install
 
 bench: install  ## benchmarks; each prints a table and one line of JSON
 	$(BIN)/python -m tests.bench.generation
+	$(BIN)/python -m tests.bench.decoding
 	$(BIN)/python -m tests.bench.cache
 
 ui: install  ## MLflow on 127.0.0.1 over the store of `make run`

@@ -32,6 +32,8 @@ def decode(
     """Continue ``prompt`` by exactly ``new_tokens`` tokens, EOS ids being no reason to stop."""
     started = time.perf_counter()
     options = {} if sampling.greedy else {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    if sampling.min_p:  # a filter that is switched off would still cost a pass over the vocabulary
+        options["min_p"] = sampling.min_p
     config = GenerationConfig(do_sample=not sampling.greedy, max_new_tokens=new_tokens, pad_token_id=0, **options)
     if assistant is not None:
         assistant.generation_config.num_assistant_tokens = draft_tokens

@@ -30,7 +30,7 @@ def identity(context: Context) -> dict[str, Any]:
     return {
         "target": context.target.fingerprint,
         "draft": distil.draft_identity(config.draft),
-        "decoding": {key: asdict(config.decoding)[key] for key in ("temperatures", "top_k", "top_p", "longest_draft")},
+        "decoding": {key: asdict(config.decoding)[key] for key in ("temperatures", "top_k", "top_p", "min_p", "longest_draft")},
         "machine": machine(),
         "precision": str(context.dtype),
     }
@@ -45,7 +45,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     details: dict[str, Any] = {"machine": machine(), "precision": str(context.dtype), "by_temperature": {}}
     metrics: dict[str, float] = {}
     for temperature in config.temperatures:
-        sampling = Sampling(temperature, config.top_k, config.top_p)
+        sampling = sampling_of(config, temperature)
         texts = held_out.of_split(responses, "validation", temperature)
         if len(texts) < 2:
             raise PipelineError(f"corpus.validation={context.config.corpus.validation}: calibration needs two or more answers")
@@ -64,6 +64,10 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
             f"break_even_overlap{end}": entry["break_even_overlap"],
         }
     return metrics, details
+
+
+def sampling_of(config: Decoding, temperature: float) -> Sampling:
+    return Sampling(temperature, config.top_k, config.top_p, config.min_p)
 
 
 def suffix(temperature: float, config: Decoding) -> str:

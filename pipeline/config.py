@@ -152,11 +152,21 @@ class Trainer:
     validate_every: int = 100
 
 
+class Verification(Enum):
+    """How drafts are judged above temperature 0; all keep the target's law."""
+
+    token = 1
+    block = 2
+    match = 3
+
+
 @dataclass(frozen=True)
 class Decoding:
     temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    verification: Verification = Verification.token
     draft_tokens: int | None = None
     longest_draft: int = 5
     prompts: int = 12
@@ -263,6 +273,7 @@ def check(config: Config) -> None:
     require(bool(draft.layers or draft.path), "draft.layers", draft.layers, "name layers of the target, or give draft.path")
     require(draft.vocabulary_size >= 0, "draft.vocabulary_size", draft.vocabulary_size, "0 keeps the whole vocabulary")
     require(0 < decoding.top_p <= 1, "decoding.top_p", decoding.top_p, "give a number in (0, 1]")
+    require(0 <= decoding.min_p <= 1, "decoding.min_p", decoding.min_p, "give a number from 0 to 1; 0 switches it off")
     require(decoding.top_k >= 0, "decoding.top_k", decoding.top_k, "0 switches it off")
     require(bool(config.target.path), "target.path", "''", "give a folder, a hub name, a GGUF file or package:NAME")
 

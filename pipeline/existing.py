@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from data.artifact import file_hash, fingerprint
 from pipeline.errors import PipelineError
+from speculative.vocabulary import first_difference
 
 
 def load(path: str, target_tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -32,15 +33,6 @@ def load(path: str, target_tokenizer: PreTrainedTokenizerBase) -> PreTrainedMode
             f"draft.path={path}: its tokenizer is not the target's ({difference}); choose a sibling of the target"
         )
     return model.eval()
-
-
-def first_difference(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> str | None:
-    """What differs first, by id, or None."""
-    ours, theirs = ({i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
-    for i in range(max(*ours, *theirs) + 1):
-        if ours.get(i) != theirs.get(i):
-            return f"id {i} is {ours.get(i)!r} in the target and {theirs.get(i)!r} in the draft"
-    return None
 
 
 def fingerprint_of(path: str | None) -> str | None:

@@ -61,7 +61,7 @@ def execute(config: Config, work: Path, output: Path, params: dict[str, object],
         context.artifacts = {stage: _finished(stage, context) for stage in ancestors(list(PARENTS[Stage.logits]))}
         rehearsal.show(context)
         return float("nan")
-    with tracking.execution(config.tracking, work, output.name, tags) as run:
+    with tracking.execution(config.tracking, work, run_name(overrides), tags) as run:
         run.params(params)
         run.text(yaml.safe_dump(nested(params), sort_keys=False), "config.yaml")
         run.tags({"overrides": " ".join(overrides), "output": str(output)})
@@ -73,6 +73,13 @@ def execute(config: Config, work: Path, output: Path, params: dict[str, object],
             report.publish(context, run)
         tables.show(context, tracking.store_uri(config.tracking, work))
     return headline.get("speed/ratio", float("nan"))
+
+
+def run_name(overrides: list[str]) -> str:
+    """What sets a run apart from others in a list: its overrides, less those that only say where things lie."""
+    shown = [text.lstrip("+") for text in overrides if not text.startswith(("paths.", "tracking.", "stages=", "hydra."))]
+    shown.sort(key=lambda text: text.startswith("experiment="))  # a list shows the beginning, where runs should differ
+    return " ".join(shown)[:200] or "default"
 
 
 def ancestors(wanted: list[Stage]) -> list[Stage]:

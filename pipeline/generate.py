@@ -133,6 +133,7 @@ class _Generator(L.LightningModule):
         number, batch = item
         done = speculative.generate(
             self.model,
+            None,
             [request.prompt for request in batch],
             max_new_tokens=self.limit,
             sampling=speculative.Sampling(batch[0].temperature),

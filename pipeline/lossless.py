@@ -36,8 +36,8 @@ def prove(
     batches = range(0, len(prompts), BATCH)
     for first in track(batches, description=f"{'lossless in float32':<28}", transient=True):
         batch = prompts[first : first + BATCH]
-        plain = speculative.generate(target, batch, max_new_tokens=tokens).tokens
-        fast = speculative.generate(target, batch, max_new_tokens=tokens, draft=draft, num_draft_tokens=length).tokens
+        plain = speculative.generate(target, None, batch, max_new_tokens=tokens).tokens
+        fast = speculative.generate(target, draft, batch, max_new_tokens=tokens, num_draft_tokens=length).tokens
         for place, (a, b) in enumerate(zip(plain, fast, strict=True), start=first):
             if a != b:
                 at = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)

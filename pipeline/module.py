@@ -70,7 +70,8 @@ class Distillation(L.LightningModule):
             self.log(f"{name}/forward_kl", divergence / count)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        optimizer = optimizers.make(self.model, self.config)
+        fast = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else torch.float32
+        optimizer = optimizers.make(self.model, self.config, fast)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._share_of_rate)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

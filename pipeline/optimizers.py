@@ -1,7 +1,7 @@
 """Optimizers of distillation: AdamW, or Muon for the matrices of the layers with AdamW for all the rest.
 
-Muon orthogonalises the momentum of a matrix (Jordan et al., 2024); it is meant for hidden layers, not for embeddings,
-heads or vectors. Lightning steps one optimizer, so the two are stepped as one.
+Muon is meant for hidden layers, not for embeddings, heads or vectors. Lightning steps one optimizer, so the two are
+stepped as one.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 
 from pipeline.config import Method
 from pipeline.config import Optimizer as OptimizerConfig
+from pipeline.muon import Muon
 
 
-def make(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimizer of all parameters of ``model`` that are trained."""
+def make(model: nn.Module, config: OptimizerConfig, dtype: torch.dtype) -> Optimizer:
+    """The optimizer of all parameters of ``model`` that are trained; ``dtype`` is the fast one for matrix products."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     hidden = {
         id(p) for module in model.modules() if isinstance(module, nn.ModuleList) for p in module.parameters() if p.ndim == 2
@@ -30,9 +31,7 @@ def make(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     adamw = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.betas[0], config.betas[1]))
     if not matrices:
         return adamw
-    muon = torch.optim.Muon(
-        matrices, lr=config.muon_learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = Muon(matrices, config.muon_learning_rate, config.weight_decay, dtype)
     return Together([muon, adamw])
 
 

@@ -21,9 +21,12 @@ from speculative.metrics import Acceptance, total
 class Race(L.LightningModule):
     """One prompt at a time: every way of decoding it, one after the other, in an order that alternates."""
 
-    def __init__(self, target: PreTrainedModel, draft: Draft, assistant: PreTrainedModel | None, seed: int) -> None:
+    def __init__(
+        self, target: PreTrainedModel, draft: Draft, assistant: PreTrainedModel | None, verification: str, seed: int
+    ) -> None:
         super().__init__()
-        self.target, self.draft, self.assistant, self.seed = target, draft, assistant, seed
+        self.target, self.draft, self.assistant = target, draft, assistant
+        self.verification, self.seed = verification, seed
         self.rows: list[dict[str, Any]] = []
         self.warm: set[float] = set()
 
@@ -59,11 +62,12 @@ class Race(L.LightningModule):
     def _decode(self, heat: Heat, length: int) -> speculative.Generation:
         return speculative.generate(
             self.target,
+            self.draft if length else None,
             [heat.answer.request.prompt],
             max_new_tokens=heat.new_tokens,
-            draft=self.draft if length else None,
             num_draft_tokens=length,
             sampling=heat.sampling,
+            verification=self.verification,
             seed=self.seed,
             row_keys=[heat.answer.request.key],
         )

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from data.responses import Response, read_shards
 from pipeline import distil, held_out, lossless, plan, race, trainer
 from pipeline import draft as drafts
-from pipeline.calibrate import costs_of, suffix
+from pipeline.calibrate import costs_of, sampling_of, suffix
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
@@ -32,7 +32,9 @@ LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
 
 
 def identity(context: Context) -> dict[str, Any]:
-    return {"decoding": asdict(context.config.decoding), "machine": machine(), "seed": context.config.seed}
+    decoding = context.config.decoding
+    settings = asdict(decoding) | {"verification": decoding.verification.name}
+    return {"decoding": settings, "machine": machine(), "seed": context.config.seed}
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
@@ -61,7 +63,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     )
     metrics |= {f"lossless/{name}": details["lossless"][name] for name in LOSSLESS_COUNTS}
 
-    module = race.Race(target, draft, assistant and assistant.to(context.dtype), context.config.seed)
+    low = assistant and assistant.to(context.dtype)
+    module = race.Race(target, draft, low, config.verification.name, context.config.seed)
     heats = [heat for planned in plans for heat in planned.heats]
     runner = trainer.make(context.config.trainer, folder)
     with trainer.interruptible(runner):
@@ -82,7 +85,7 @@ def _plans(
     undistilled, _ = distil.initial(context)
     before = Draft(undistilled.model.to(context.dtype), undistilled.vocabulary)
     for temperature in config.temperatures:
-        sampling = Sampling(temperature, config.top_k, config.top_p)
+        sampling = sampling_of(config, temperature)
         texts = held_out.of_split(responses, "test", temperature)
         if not texts:
             raise PipelineError(f"corpus.test={context.config.corpus.test}: no test prompt has an answer at {temperature:g}")

@@ -24,6 +24,7 @@ from pipeline.config import Tracking
 from pipeline.errors import PipelineError
 
 _PARAMS_IN_A_BATCH = 100  # MLflow's own limit
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # the page opens on runs and metrics, not on traces
 
 
 class Run:
@@ -89,7 +90,7 @@ def execution(tracking: Tracking, work: Path, name: str, tags: dict[str, str]) -
         client = MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(tracking.experiment)
         location = None if tracking.uri else (work / "mlartifacts").resolve().as_uri()
-        number = found.experiment_id if found else client.create_experiment(tracking.experiment, location)
+        number = found.experiment_id if found else client.create_experiment(tracking.experiment, location, KIND)
         if found and found.lifecycle_stage != "active":
             raise PipelineError(
                 f"tracking.experiment={tracking.experiment}: this experiment was deleted; "

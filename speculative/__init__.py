@@ -4,8 +4,28 @@ The library of the algorithm: sampling, verification, cache, engine, drafters, a
 It knows nothing of configuration, tracking, training or where models come from.
 """
 
+from speculative.api import Piece, generate, stream
+from speculative.controls import Controls
+from speculative.cost import Costs
 from speculative.drafters import Draft
-from speculative.engine import Generation, generate
+from speculative.engine import Generation
+from speculative.lookup import PromptLookup
+from speculative.rows import Finish
 from speculative.sampling import Sampling
+from speculative.verification import Rule
+from speculative.vocabulary import shared_draft
 
-__all__ = ["Draft", "Generation", "Sampling", "generate"]
+__all__ = [
+    "Controls",
+    "Costs",
+    "Draft",
+    "Finish",
+    "Generation",
+    "Piece",
+    "PromptLookup",
+    "Rule",
+    "Sampling",
+    "generate",
+    "shared_draft",
+    "stream",
+]

@@ -49,6 +49,8 @@ def check_exact(model: PreTrainedModel) -> None:
             ends = torch.tensor([[6, 7], [2, 3]], device=model.device)  # the rows stand at different places
             row = torch.arange(2, device=model.device)
             whole = model(input_ids=tokens, use_cache=False).logits[row, ends[:, -1]].float()
+            if not bool(whole.isfinite().all()):
+                raise ValueError("the model gives logits that are NaN or infinite")
             cached = CachedModel(model, 2, 10)
             cached.prefill(tokens.flip(1), ends[:, -1])  # to be overwritten
             cached.prefill(tokens, ends[:, 0])
@@ -114,11 +116,11 @@ class SlotCache(Cache):
         super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
 
     def place(self, positions: Tensor) -> None:
-        """Announce the positions (B, n) of the tokens about to be fed; every row's run is contiguous."""
+        """Announce the positions (B, n) of the tokens about to be fed: contiguous runs, position 0 may be repeated first."""
         first, last = int(positions.min()), int(positions.max())
         if last >= self.capacity:
             raise IndexError(f"position {last} lies outside a cache of {self.capacity} slots")
-        uniform = last - first + 1 == positions.shape[1]
+        uniform = last - first + 1 == positions.shape[1] and bool((positions[:, -1] == last).all())
         self.where = slice(first, last + 1) if uniform else positions
         self.visible, self.filled = last + 1, None
 

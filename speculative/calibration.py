@@ -9,10 +9,10 @@ from statistics import median
 
 from transformers import PreTrainedModel
 
+from speculative.api import generate
 from speculative.cost import Costs
 from speculative.drafters import Draft
-from speculative.engine import Phases, generate
-from speculative.metrics import total
+from speculative.metrics import Phases, total
 from speculative.sampling import Sampling
 
 
@@ -36,13 +36,7 @@ def measure(
     for number, prompt in enumerate(prompts):
         for drafts in range(longest + 1):
             done = generate(
-                target,
-                [prompt],
-                max_new_tokens=new_tokens,
-                draft=draft,
-                num_draft_tokens=drafts,
-                sampling=sampling,
-                seed=number,
+                target, draft, [prompt], max_new_tokens=new_tokens, num_draft_tokens=drafts, sampling=sampling, seed=number
             )
             if number > 0:
                 samples[drafts].append(_by_round(done.seconds, total(done.acceptance).target_forwards))

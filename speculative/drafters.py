@@ -1,25 +1,34 @@
 """Drafters: who proposes the next K tokens.
 
-A draft model keeps its own slot cache, one token behind or more after a fully accepted block; the next proposal feeds
-whatever it has not seen yet. It knows nothing of the target, only the committed tokens.
+A drafter reads the committed tokens and nothing of the target. Slots of the token buffer beyond a row's length are
+scratch: drafts are written there, so that what looks at the text sees them in place.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from speculative.cache import CachedModel
-from speculative.sampling import Purpose, Sampling, draw, probabilities, uniforms
+from speculative.controls import History
+from speculative.sampling import Purpose, Sampling, draw, probabilities, round_keys, uniforms
+from speculative.verification import Guess
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A small causal LM. ``vocabulary`` (D,), sorted, is the target id of each of its output ids; None means equal."""
+    """A small causal LM. ``vocabulary`` (D,), sorted, is the target id of each of its output ids; None means equal.
+
+    ``outputs`` (D,) are the rows of its head that these are, None: all. ``inputs`` (V,) is the id under which it reads
+    each target id, None: the same. Both serve drafts with another tokenizer (see ``speculative.vocabulary``).
+    """
 
     model: PreTrainedModel
     vocabulary: Tensor | None = None
+    outputs: Tensor | None = None
+    inputs: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.vocabulary is not None and not bool((self.vocabulary.diff() > 0).all()):
@@ -27,68 +36,125 @@ class Draft:
 
     def check_fits(self, target_size: int) -> None:
         """Raise ValueError unless every output id of the draft stands for one of ``target_size`` target ids."""
-        outputs = self.model.get_output_embeddings().weight.shape[0]
+        rows = self.model.get_output_embeddings().weight.shape[0]
+        outputs = rows if self.outputs is None else len(self.outputs)
         if self.vocabulary is None and outputs != target_size:
             raise ValueError(f"the draft has {outputs} output ids, the target {target_size}: give the draft a vocabulary")
         if self.vocabulary is not None and (len(self.vocabulary) != outputs or int(self.vocabulary[-1]) >= target_size):
             raise ValueError(f"the draft's vocabulary must have {outputs} ids below {target_size}")
+        if self.inputs is not None and len(self.inputs) < target_size:
+            raise ValueError(f"the draft reads {len(self.inputs)} ids, the target writes {target_size}")
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """``tokens`` (B, K) in the target's ids and ``probabilities`` (B, K, D) they were drawn from; None if greedy."""
+    """A guess and how many of its tokens count, by row: ``counts`` (B,) ≤ K. Tokens behind are arbitrary ids."""
 
-    tokens: Tensor
-    probabilities: Tensor | None
+    guess: Guess
+    counts: Tensor
+
+
+class Drafter(Protocol):
+    """What the engine asks of one."""
+
+    def prefill(self, tokens: Tensor, lengths: Tensor) -> None:
+        """Read the first ``lengths`` (B,) tokens of each row of right-padded ``tokens`` (B, capacity)."""
+
+    def propose(self, tokens: Tensor, lengths: Tensor, rows: Tensor, count: int) -> Proposal:
+        """Draft ``count`` tokens after the committed ``tokens`` of ``lengths`` (B,); ``rows`` (B,) key the random numbers."""
+
+    def rollback(self, lengths: Tensor) -> None:
+        """Forget everything beyond the committed ``lengths`` (B,) less the anchor, the last committed token."""
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the given rows of the batch."""
 
 
 class ModelDrafter:
     """Draws K tokens from a draft model, for every row of a batch."""
 
-    def __init__(self, draft: Draft, batch: int, capacity: int, sampling: Sampling, seed: int) -> None:
-        self.vocabulary = draft.vocabulary
+    def __init__(
+        self,
+        draft: Draft,
+        batch: int,
+        capacity: int,
+        sampling: Sampling,
+        seed: int,
+        history: History | None = None,
+        confidence: float = 0.0,
+    ) -> None:
+        """A row stops drafting once the best token's probability at temperature 1 falls below ``confidence``."""
+        self.draft, self.sampling, self.seed, self.history, self.confidence = draft, sampling, seed, history, confidence
         self.cached = CachedModel(draft.model, batch, capacity)
-        self.sampling, self.seed = sampling, seed
         self.lengths = torch.zeros(batch, dtype=torch.long, device=draft.model.device)  # valid slots by row
         self.forwards = 0
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> None:
-        """Read the first ``lengths`` (B,) tokens of each row of right-padded ``tokens``."""
-        self.cached.prefill(tokens, lengths)
+        self.cached.prefill(self._read(tokens), lengths)
         self.lengths = lengths
 
     def propose(self, tokens: Tensor, lengths: Tensor, rows: Tensor, count: int) -> Proposal:
-        """Draft ``count`` tokens after the committed ``tokens`` (B, capacity) of ``lengths`` (B,)."""
         # Every row is fed as many tokens as the row furthest behind needs; re-feeding a token rewrites its own slot.
-        # No row is shorter than that: rows fall behind by one a round, and every row grows by at least one.
         behind = int((lengths - self.lengths).max())
-        offsets = torch.arange(behind, device=tokens.device)
-        positions = lengths[:, None] - behind + offsets
+        positions = (lengths[:, None] - behind + torch.arange(behind, device=tokens.device)).clamp(min=0)
         feed = tokens.gather(1, positions)
-        drafted, distributions = [], []
+        distributions: list[Tensor] = []
+        going = torch.ones_like(lengths, dtype=torch.bool)
+        counts = torch.zeros_like(lengths)
         for step in range(count):
-            logits = self.cached.feed(feed, positions, keep=1)[:, -1]
-            feed, distribution = self._choose(logits, rows, lengths + step)
-            drafted.append(feed)
-            distributions.append(distribution)
+            logits = self.cached.feed(self._read(feed), positions, keep=1)[:, -1]
+            if self.draft.outputs is not None:
+                logits = logits[:, self.draft.outputs]
+            if self.confidence:
+                # Decided by the text before the token, never by the token: the law of what is drawn stays q.
+                going = going & (logits.float().softmax(-1).amax(-1) >= self.confidence)
+            feed, distribution = self._choose(logits, tokens, lengths + step, rows, round_keys(lengths, step))
+            tokens.scatter_(1, (lengths + step)[:, None], feed)
+            if distribution is not None:
+                distributions.append(distribution)
+            counts += going
             positions = (lengths + step)[:, None]
-        self.forwards += count
-        self.lengths = lengths + count - 1
-        return Proposal(torch.cat(drafted, 1), None if self.sampling.greedy else torch.stack(distributions, 1))
+            if not bool(going.any()):
+                break
+        drafted = step + 1
+        self.forwards += drafted
+        self.lengths = lengths + drafted - 1
+        chosen = tokens.gather(1, lengths[:, None] + torch.arange(drafted, device=tokens.device))
+        q = torch.stack(distributions, 1) if distributions else None
+        return Proposal(Guess(chosen, q, self.draft.vocabulary), counts)
 
-    def _choose(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _read(self, tokens: Tensor) -> Tensor:
+        return tokens if self.draft.inputs is None else self.draft.inputs[tokens]
+
+    def _choose(
+        self, logits: Tensor, tokens: Tensor, lengths: Tensor, rows: Tensor, keys: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The next token (B, 1) in target ids, and the distribution (B, D) it was drawn from; None if greedy."""
+        vocabulary = self.draft.vocabulary
+        if self.history is not None:
+            logits = self._controlled(logits, self.history, tokens, lengths)
         if self.sampling.greedy:
             chosen, distribution = logits.argmax(-1), None
         else:
             distribution = probabilities(logits, self.sampling)
-            chosen = draw(distribution, uniforms(self.seed, rows, positions, Purpose.DRAFT))
-        return (chosen if self.vocabulary is None else self.vocabulary[chosen])[:, None], distribution
+            chosen = draw(distribution, uniforms(self.seed, rows, keys, Purpose.DRAFT))
+        return (chosen if vocabulary is None else vocabulary[chosen])[:, None], distribution
+
+    def _controlled(self, logits: Tensor, history: History, tokens: Tensor, lengths: Tensor) -> Tensor:
+        vocabulary = self.draft.vocabulary
+        if vocabulary is None:
+            return history.apply(logits, tokens, lengths)
+        whole = logits.new_full((len(logits), history.vocabulary_size), -torch.inf, dtype=torch.float32)
+        whole[:, vocabulary] = logits.float()
+        found = history.apply(whole, tokens, lengths)[:, vocabulary]
+        # Where the controls bar every token that the draft has, it proposes what it would have, and is corrected.
+        return torch.where(found.amax(-1, keepdim=True).isfinite(), found, logits.float())
 
     def rollback(self, lengths: Tensor) -> None:
-        """Forget everything beyond the committed ``lengths`` (B,) less the anchor, the last committed token."""
         self.lengths = torch.minimum(self.lengths, lengths - 1)
 
     def select(self, rows: Tensor) -> None:
-        """Keep the given rows of the batch."""
         self.cached.cache.select(rows)
         self.lengths = self.lengths[rows]
+        if self.history is not None:
+            self.history = self.history.select(rows)

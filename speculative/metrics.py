@@ -65,6 +65,26 @@ def total(parts: Iterable[Acceptance]) -> Acceptance:
     return Acceptance(tuple(map(tuple, rounds)), sum(part.emitted for part in parts))
 
 
+@dataclass
+class Phases:
+    """Wall seconds by phase; their sum is the whole call. ``bookkeeping`` is all that is neither a model nor a draw."""
+
+    prefill: float = 0.0
+    draft: float = 0.0
+    target: float = 0.0
+    sample: float = 0.0
+    bookkeeping: float = 0.0
+
+    @property
+    def other(self) -> float:
+        """What a round needs beside the forwards of both models."""
+        return self.sample + self.bookkeeping
+
+    @property
+    def decoding(self) -> float:
+        return self.draft + self.target + self.other
+
+
 class Log:
     """Collects the rounds of a batch."""
 

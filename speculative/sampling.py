@@ -24,20 +24,26 @@ class Purpose(IntEnum):
 class Sampling:
     """Temperature and filters, applied to target and draft alike. Temperature 0 is greedy decoding.
 
-    ``top_k=0`` and ``top_p=1.0`` switch the filters off. Filters follow the temperature, as in transformers.
+    ``top_k=0``, ``top_p=1``, ``min_p=0`` and ``typical_p=1`` switch a filter off. They follow the temperature in this
+    order, each on what the one before left, as in transformers.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be a finite number ≥ 0, not {self.temperature}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be ≥ 0 (0 switches it off), not {self.top_k}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}")
+        for name in ("top_p", "typical_p"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must lie in (0, 1], not {getattr(self, name)}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p must lie in [0, 1], not {self.min_p}")
 
     @property
     def greedy(self) -> bool:
@@ -45,24 +51,73 @@ class Sampling:
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution that is drawn from: float32, same shape as ``logits`` (..., V), each row summing to one."""
-    logits = logits.float()
+    """The distribution that is drawn from: float32, same shape as ``logits`` (..., V), each row summing to one.
+
+    Raises:
+        ValueError: a row of logits without a finite maximum (NaN, or every token excluded).
+    """
     if sampling.greedy:
-        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
-    logits = logits / sampling.temperature
+        return torch.nn.functional.one_hot(best_token(logits), logits.shape[-1]).float()
+    logits = logits.float()
+    if sampling.temperature != 1.0:
+        # The maximum first, or a temperature near 0 would overflow.
+        logits = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
         threshold = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < threshold, -torch.inf)
     if sampling.top_p < 1.0:
         logits = _nucleus(logits, sampling.top_p)
-    return logits.softmax(-1)
+    if sampling.min_p > 0.0:
+        probability = logits.softmax(-1)
+        logits = logits.masked_fill(probability < sampling.min_p * probability.amax(-1, keepdim=True), -torch.inf)
+    if sampling.typical_p < 1.0:
+        logits = _typical(logits, sampling.typical_p)
+    p = logits.softmax(-1)
+    _refuse_unless_finite(p[..., 0])  # one entry tells: no number stays one in a softmax over NaN or +∞, or over −∞ alone
+    return p
+
+
+def best_token(logits: Tensor) -> Tensor:
+    """The id of the largest logit, (...) of (..., V); the first of equal ones.
+
+    Raises:
+        ValueError: as ``probabilities`` does.
+    """
+    best, choice = logits.max(-1)
+    _refuse_unless_finite(best)
+    return choice
+
+
+def _refuse_unless_finite(values: Tensor) -> None:
+    if not bool(values.isfinite().all()):
+        raise ValueError("the model gave logits that are NaN or infinite, or every token is excluded")
+
+
+_PARTIAL = 512  # tokens that are sorted first; the nucleus rarely needs more
 
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:
     """Keep the smallest set of tokens whose mass reaches ``top_p`` (Holtzman et al., 2020); at least one stays."""
-    ordered, order = logits.sort(dim=-1, descending=True)
-    mass = ordered.softmax(-1)
-    outside = mass.cumsum(-1) - mass >= top_p
+    log_normalizer = logits.logsumexp(-1, keepdim=True)
+    size = min(_PARTIAL, logits.shape[-1])
+    ordered, order = logits.topk(size, dim=-1)
+    mass = (ordered - log_normalizer).exp()
+    if size < logits.shape[-1] and bool((mass.sum(-1) < top_p).any()):
+        ordered, order = logits.sort(dim=-1, descending=True)
+        mass = (ordered - log_normalizer).exp()
+    inside = mass.cumsum(-1) - mass < top_p
+    kept = ordered.masked_fill(~inside, -torch.inf)
+    return torch.full_like(logits, -torch.inf).scatter(-1, order, kept)
+
+
+def _typical(logits: Tensor, typical_p: float) -> Tensor:
+    """Keep the tokens whose surprise is nearest the entropy, until their mass reaches ``typical_p`` (Meister, 2202.00666)."""
+    log_p = logits.log_softmax(-1)
+    p = log_p.exp()
+    entropy = -torch.where(p > 0, p * log_p, 0.0).sum(-1, keepdim=True)
+    order = (-log_p - entropy).abs().argsort(dim=-1, stable=True)
+    mass = p.gather(-1, order)
+    outside = mass.cumsum(-1) - mass >= typical_p
     return logits.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
 
 
@@ -72,7 +127,8 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     Two levels, block sums and then one block, for a running sum over the whole vocabulary is slow. A token of zero
     weight is never drawn: its step of the CDF has no width, and neither has that of a block of zeros.
     """
-    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    short = -weights.shape[-1] % _BLOCK
+    blocks = (torch.nn.functional.pad(weights, (0, short)) if short else weights).unflatten(-1, (-1, _BLOCK))
     outer = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     point = (uniform.double() * outer[..., -1]).unsqueeze(-1)
     block = torch.searchsorted(outer, point, right=True).clamp_(max=outer.shape[-1] - 1)
@@ -98,6 +154,14 @@ def uniforms(seed: int, rows: Tensor, positions: Tensor, purpose: Purpose) -> Te
     for key in (rows, positions):
         state = _mix(state ^ (key.to(torch.int64) + 1) * _GOLDEN)
     return ((state >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+
+
+def round_keys(lengths: Tensor, places: Tensor | int) -> Tensor:
+    """Keys, for use as positions, of ``places`` in the round that begins at ``lengths``: no other round has them.
+
+    A position is drafted again when it was rejected; by then its first numbers may have had a say in what was kept.
+    """
+    return (lengths << 20) + places
 
 
 def _wrap(value: int) -> int:

@@ -27,7 +27,7 @@ from pipeline.target import resolve
 
 def ours(model: PreTrainedModel, prompts: list[list[int]], tokens: int) -> float:
     started = time.perf_counter()
-    speculative.generate(model, prompts, max_new_tokens=tokens, sampling=speculative.Sampling(1.0))
+    speculative.generate(model, None, prompts, max_new_tokens=tokens, sampling=speculative.Sampling(1.0))
     return time.perf_counter() - started
 
 

@@ -136,6 +136,8 @@ POSITIVE = (
         "decoding.top_p=0.0",
         "decoding.top_p=1.5",
         "decoding.top_k=-1",
+        "decoding.min_p=-0.1",
+        "decoding.min_p=1.5",
         "draft.vocabulary_size=-1",
         "target.path=''",
     ],

@@ -38,7 +38,7 @@ def small():
 
 def test_matrices_of_layers_go_to_muon_and_the_rest_to_adamw():
     model = small()
-    together = optimizers.make(model, OptimizerConfig(method=Method.muon))
+    together = optimizers.make(model, OptimizerConfig(method=Method.muon), torch.float32)
     muon, adamw = together.parts
     assert {id(p) for g in muon.param_groups for p in g["params"]} == {id(layer.weight) for layer in model.layers}
     assert {id(p) for g in adamw.param_groups for p in g["params"]} == {
@@ -49,7 +49,7 @@ def test_matrices_of_layers_go_to_muon_and_the_rest_to_adamw():
 
 def test_adamw_takes_everything():
     model = small()
-    optimizer = optimizers.make(model, OptimizerConfig(method=Method.adamw))
+    optimizer = optimizers.make(model, OptimizerConfig(method=Method.adamw), torch.float32)
     assert isinstance(optimizer, torch.optim.AdamW)
     assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {id(p) for p in model.parameters()}
 
@@ -57,19 +57,19 @@ def test_adamw_takes_everything():
 def test_frozen_parameters_are_left_alone():
     model = small()
     model.head.weight.requires_grad_(False)
-    together = optimizers.make(model, OptimizerConfig())
+    together = optimizers.make(model, OptimizerConfig(), torch.float32)
     assert id(model.head.weight) not in {id(p) for g in together.param_groups for p in g["params"]}
 
 
 def test_restored_state_continues_to_the_same_bits():
     whole = small()
-    train(whole, optimizers.make(whole, OptimizerConfig()), 3, seed=1)
+    train(whole, optimizers.make(whole, OptimizerConfig(), torch.float32), 3, seed=1)
 
     first = small()
-    optimizer = optimizers.make(first, OptimizerConfig())
+    optimizer = optimizers.make(first, OptimizerConfig(), torch.float32)
     train(first, optimizer, 1, seed=1)
     second = copy.deepcopy(first)
-    resumed = optimizers.make(second, OptimizerConfig())
+    resumed = optimizers.make(second, OptimizerConfig(), torch.float32)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     generator = torch.Generator().manual_seed(1)
     torch.randn(4, 6, generator=generator)
@@ -87,7 +87,7 @@ def test_restored_state_continues_to_the_same_bits():
 
 def test_a_schedule_reaches_both_after_a_restore():
     model = small()
-    together = optimizers.make(model, OptimizerConfig(learning_rate=1.0, muon_learning_rate=2.0))
+    together = optimizers.make(model, OptimizerConfig(learning_rate=1.0, muon_learning_rate=2.0), torch.float32)
     together.load_state_dict(together.state_dict())
     schedule = torch.optim.lr_scheduler.LambdaLR(together, lambda step: 0.5)
     assert [part.param_groups[0]["lr"] for part in together.parts] == [1.0, 0.5]

@@ -15,6 +15,7 @@ from mlflow.tracking import MlflowClient
 
 from pipeline import tracking
 from pipeline.config import Tracking
+from pipeline.flow import run_name
 from tests.pipeline.conftest import SMOKE, STAGES, begin, wait_for
 
 HEADLINE = (
@@ -158,3 +159,16 @@ def test_run_whose_process_is_gone_is_marked_killed(work):
     assert client.get_run(stranger).info.status == "RUNNING"
     assert client.get_run(run.run_id).info.status == "FINISHED"
     assert client.get_run(first.run_id).info.status == "FINISHED"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "default"),
+        (["paths.work=/a", "stages=[corpus]", "tracking.uri=x"], "default"),
+        (["+experiment=smoke", "seed=1", "paths.work=/a"], "seed=1 experiment=smoke"),
+        (["a=" + "b" * 300], "a=" + "b" * 198),
+    ],
+)
+def test_a_run_is_named_by_what_sets_it_apart(overrides, name):
+    assert run_name(overrides) == name

@@ -7,7 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from speculative.sampling import Purpose, Sampling, draw, probabilities, uniforms
 
@@ -68,6 +74,52 @@ def test_transformers_warpers_agree(temperature, top_k, top_p):
     assert ((p > 0) == (warped.softmax(-1) > 0)).all()
 
 
+@pytest.mark.parametrize("min_p", [0.0, 0.02, 0.3, 1.0])
+@pytest.mark.parametrize("typical_p", [0.1, 0.6, 1.0])
+@pytest.mark.parametrize("top_p", [0.7, 1.0])
+def test_transformers_other_warpers_agree(min_p, typical_p, top_p):
+    logits = noise(64, 50, seed=1)
+    warped = TopPLogitsWarper(top_p)(None, TemperatureLogitsWarper(0.9)(None, logits))
+    if min_p:
+        warped = MinPLogitsWarper(min_p)(None, warped)
+    if typical_p < 1:
+        warped = TypicalLogitsWarper(typical_p)(None, warped)
+    p = probabilities(logits, Sampling(0.9, 0, top_p, min_p, typical_p))
+    torch.testing.assert_close(p, warped.softmax(-1))
+    assert ((p > 0) == (warped.softmax(-1) > 0)).all()
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 6.0])
+def test_a_nucleus_wider_than_the_part_that_is_sorted_first(scale):
+    logits = noise(16, 5000, seed=2, scale=scale)
+    p = probabilities(logits, Sampling(top_p=0.9))
+    want = TopPLogitsWarper(0.9)(None, logits).softmax(-1)
+    torch.testing.assert_close(p, want, atol=1e-6, rtol=1e-3)
+    wide = (want > 0).sum(-1).max()
+    assert (wide > 512) == (scale < 2)  # both ways are tried
+    # Ties and rounding may move the edge of the nucleus by one token of the smallest weight.
+    assert ((p > 0).sum(-1) - (want > 0).sum(-1)).abs().max() <= 1
+
+
+def test_no_vocabulary_is_sorted_where_a_part_suffices(monkeypatch):
+    def refuse(*args, **options):
+        raise AssertionError("sorted")
+
+    logits = noise(4, 5000, scale=6.0)
+    monkeypatch.setattr(torch.Tensor, "sort", refuse)
+    probabilities(logits, Sampling(0.8, top_k=50, top_p=0.9))
+    probabilities(logits, Sampling(0.8, top_p=0.9))
+    with pytest.raises(AssertionError, match="sorted"):
+        probabilities(logits / 60, Sampling(0.8, top_p=0.9))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0), Sampling(0.5, top_p=0.9)])
+@pytest.mark.parametrize("row", [[1.0, math.nan, 0.0], [math.inf, 0.0, 1.0], [-math.inf] * 3])
+def test_logits_without_a_finite_maximum_are_refused(sampling, row):
+    with pytest.raises(ValueError, match="NaN or infinite, or every token is excluded"):
+        probabilities(torch.tensor([[0.0, 1.0, 2.0], row]), sampling)
+
+
 def test_half_precision_logits_give_float32_that_sums_to_one():
     p = probabilities(noise(8, 500).bfloat16(), Sampling(temperature=0.9, top_p=0.9))
     assert p.dtype == torch.float32
@@ -84,6 +136,11 @@ def test_half_precision_logits_give_float32_that_sums_to_one():
         ("top_p", 0.0),
         ("top_p", 1.01),
         ("top_p", math.nan),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", math.nan),
+        ("typical_p", 0.0),
+        ("typical_p", math.nan),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(field, value):

@@ -12,11 +12,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speculative import verification
 from speculative.sampling import draw
-from speculative.verification import Verdict, verify_greedy, verify_sampled
+from speculative.verification import Guess, Rule, Verdict, verify_choices
 
 LAST = 1 - 2.0**-53
 DOUBLE = torch.float64
+
+
+def verify_sampled(p, q, drafted, accept, follow, vocabulary=None, limits=None, rule=Rule.TOKEN, certain=None):
+    """The rule as a function of plain tensors."""
+    limits = torch.full((len(p),), drafted.shape[1]) if limits is None else limits
+    return verification.verify_sampled(p, Guess(drafted, q, vocabulary, certain), accept, follow, limits, rule)
+
+
+def verify_greedy(choices, drafted, limits=None):
+    limits = torch.full((len(choices),), drafted.shape[1]) if limits is None else limits
+    return verify_choices(choices, drafted, limits)
 
 
 class Tables:

@@ -1,0 +1,205 @@
+"""The front door: one call decodes, with a draft or without, at once or as a stream.
+
+It turns what callers have (texts, tensors, a GenerationConfig) into the engine's ids and options, and refuses what
+cannot be decoded exactly before the first token.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from speculative import settings
+from speculative.controls import Controls, History
+from speculative.cost import Costs
+from speculative.drafters import Draft, Drafter, ModelDrafter
+from speculative.engine import Decoding, Generation, Options
+from speculative.length import AutoLength
+from speculative.lookup import LookupElseModel, PromptLookup
+from speculative.rows import Finish, Rows
+from speculative.sampling import Sampling
+from speculative.text import Transcript
+from speculative.verification import Rule
+
+LONGEST_DRAFT = 128  # far beyond what pays: the chance that a draft is reached falls with every one before it
+Prompts = Sequence[Sequence[int]] | Sequence[str] | Tensor
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one round added to one row: committed ids, the text that is now certain, and why the row ended, or None."""
+
+    row: int
+    tokens: list[int]
+    text: str
+    finish: Finish | None
+
+
+def generate(target: PreTrainedModel, draft: Draft | PreTrainedModel | None, prompts: Prompts, **options: Any) -> Generation:
+    """Continue every prompt; the law of the output is the target's, whatever drafts.
+
+    Args:
+        target: a decoder-only model in eval mode.
+        draft: the proposer; None decodes plainly, or by prompt lookup alone if ``lookup`` is given.
+        prompts: token ids by row, of any lengths; a tensor (B, T), with ``attention_mask`` if it is padded; or texts,
+            with ``tokenizer``.
+        options: those of ``stream``.
+
+    Raises:
+        ValueError: what cannot be decoded, by name.
+    """
+    decoding, transcript = _prepare(target, draft, prompts, **options)
+    while decoding.alive:
+        decoding.advance()
+    done = decoding.result()
+    if transcript is None:
+        return done
+    pieces = _texts(done, transcript)
+    return replace(done, text=pieces)
+
+
+def stream(target: PreTrainedModel, draft: Draft | PreTrainedModel | None, prompts: Prompts, **options: Any) -> Iterator[Piece]:
+    """The same, round by round: what is yielded is committed and never taken back. Closing the iterator ends the work.
+
+    Options, for both:
+        max_new_tokens: one budget, or one for each row.
+        generation_config: transformers' settings; what is given beside it counts more.
+        num_draft_tokens: K, the tokens drafted each round; or the ``Costs`` of this machine, by which K is then chosen
+            every round from the acceptance so far.
+        sampling: temperature and filters; greedy decoding by default.
+        controls: penalties, biases and processors.
+        verification: "token", "block" or "match" (see ``speculative.Rule``).
+        lookup: prompt lookup, before the draft model or without one.
+        confidence: stop drafting once the draft's best token has less probability than this.
+        eos_token_ids: ids that end a row; the id itself is kept.
+        stop_strings: texts that end a row, with ``tokenizer``; the token that completes one is kept, the text ends before.
+        tokenizer: gives ``text`` in the result.
+        seed, row_keys: the random numbers of a row depend on these two alone; keys default to the row's place.
+        log_probs: keep the target's log-probability of every new token.
+        attention_mask: (B, T) of ``prompts``, when they are a padded tensor.
+    """
+    decoding, transcript = _prepare(target, draft, prompts, **options)
+    while decoding.alive:
+        for row, ids, finish in decoding.advance():
+            text = "" if transcript is None else transcript.take(row, finish is not None)
+            yield Piece(row, ids, text, finish)
+
+
+def _prepare(
+    target: PreTrainedModel,
+    draft: Draft | PreTrainedModel | None,
+    prompts: Prompts,
+    *,
+    max_new_tokens: int | Sequence[int] | None = None,
+    generation_config: GenerationConfig | None = None,
+    num_draft_tokens: int | Costs = 3,
+    sampling: Sampling | None = None,
+    controls: Controls | None = None,
+    verification: str = "token",
+    lookup: PromptLookup | None = None,
+    confidence: float = 0.0,
+    eos_token_ids: Sequence[int] | None = None,
+    stop_strings: Sequence[str] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    seed: int = 0,
+    row_keys: Sequence[int] | None = None,
+    log_probs: bool = False,
+    attention_mask: Tensor | None = None,
+) -> tuple[Decoding, Transcript | None]:
+    rows = _ids(prompts, tokenizer, attention_mask)
+    given = settings.read(generation_config or GenerationConfig())
+    budgets = _budgets(rows, max_new_tokens, given)
+    sampling, controls = sampling or given.sampling, controls or given.controls
+    stops = given.stop_strings if stop_strings is None else stop_strings
+    eos = torch.tensor(list(given.eos_token_ids if eos_token_ids is None else eos_token_ids), dtype=torch.long)
+    if stops and tokenizer is None:
+        raise ValueError("stop_strings need a tokenizer")
+    if verification not in list(Rule):
+        raise ValueError(f"verification must be one of {', '.join(Rule)}, not {verification!r}")
+    if not 0.0 <= confidence <= 1.0:
+        raise ValueError(f"confidence must lie in [0, 1], not {confidence}")
+    draft = Draft(draft) if isinstance(draft, PreTrainedModel) else draft
+    auto = isinstance(num_draft_tokens, Costs)
+    longest = num_draft_tokens.longest if auto else num_draft_tokens
+    if not 0 <= longest <= LONGEST_DRAFT:
+        raise ValueError(f"num_draft_tokens must lie between 0 and {LONGEST_DRAFT}, not {longest}")
+    longest = longest if draft is not None or lookup is not None else 0
+    keys = range(len(rows)) if row_keys is None else row_keys
+    if len(keys) != len(rows):
+        raise ValueError(f"row_keys needs one key for each of the {len(rows)} prompts, not {len(keys)}")
+    _check_models(target, draft, rows, budgets)
+    with torch.inference_mode():
+        if controls.processors:
+            logits = torch.linspace(-3.0, 3.0, target.config.vocab_size, device=target.device)[None]
+            controls.check_pure(torch.tensor([rows[0]], device=target.device), logits)
+        room = min(longest, max(budgets)) + 1  # drafts beyond a row's end are written and never kept
+        capacity = max(len(prompt) + budget for prompt, budget in zip(rows, budgets, strict=True)) + room
+        live = Rows(rows, budgets, capacity, keys, target.device)
+        eos = eos.to(target.device)
+        history = History(controls, live.prompts, eos, target.config.vocab_size) if controls.active else None
+        drafter: Drafter | None = lookup
+        if draft is not None and longest > 0:
+            model = ModelDrafter(draft, len(live.index), capacity, sampling, seed, history, confidence)
+            drafter = model if lookup is None else LookupElseModel(lookup, model)
+        transcript = None if tokenizer is None else Transcript(tokenizer, len(rows), stops)
+        length = AutoLength(num_draft_tokens) if auto else longest
+        options = Options(sampling, controls, Rule(verification), length, longest, eos, seed, transcript, log_probs)
+        return Decoding(target, live, drafter if longest > 0 else None, options), transcript
+
+
+def _ids(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None, attention_mask: Tensor | None) -> list[list[int]]:
+    """Token ids by row.
+
+    Raises:
+        ValueError: texts without a tokenizer, or a row without a token.
+    """
+    if isinstance(prompts, Tensor):
+        mask = torch.ones_like(prompts) if attention_mask is None else attention_mask
+        rows = [ids[kept.bool()].tolist() for ids, kept in zip(prompts, mask, strict=True)]
+    elif any(isinstance(prompt, str) for prompt in prompts):
+        if tokenizer is None:
+            raise ValueError("prompts given as text need a tokenizer")
+        rows = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    else:
+        rows = [list(prompt) for prompt in prompts]
+    if not rows or min(map(len, rows)) == 0:
+        raise ValueError("every prompt needs at least one token")
+    return rows
+
+
+def _budgets(rows: list[list[int]], wanted: int | Sequence[int] | None, given: settings.Settings) -> list[int]:
+    if wanted is None and given.max_new_tokens is None and given.max_length is not None:
+        wanted = [max(0, given.max_length - len(row)) for row in rows]
+    wanted = given.max_new_tokens if wanted is None else wanted
+    if wanted is None:
+        raise ValueError("max_new_tokens: say how many tokens may be written, here or in the generation_config")
+    budgets = [wanted] * len(rows) if isinstance(wanted, int) else list(wanted)
+    if len(budgets) != len(rows) or min(budgets) < 0:
+        raise ValueError("max_new_tokens must be one number ≥ 0, or one for each prompt")
+    return budgets
+
+
+def _check_models(target: PreTrainedModel, draft: Draft | None, rows: list[list[int]], budgets: list[int]) -> None:
+    """Refuse models that cannot decode these rows."""
+    size = target.config.vocab_size
+    largest = max(map(max, rows))
+    if largest >= size or min(map(min, rows)) < 0:
+        raise ValueError(f"a prompt has token id {largest}, the target knows 0 … {size - 1}")
+    if draft is not None:
+        draft.check_fits(size)
+        if draft.model.device != target.device:
+            raise ValueError(f"the draft is on {draft.model.device}, the target on {target.device}; move one of them")
+    longest = max(len(prompt) + budget for prompt, budget in zip(rows, budgets, strict=True))
+    for name, model in (("target", target), ("draft", draft and draft.model)):
+        context = model and getattr(model.config, "max_position_embeddings", None)
+        if context and longest > context:
+            raise ValueError(f"prompt and new tokens need {longest} positions, the {name}'s context has {context}")
+        if model is not None and model.training:
+            raise ValueError(f"the {name} is in training mode; call .eval() first")
+
+
+def _texts(done: Generation, transcript: Transcript) -> list[str]:
+    return [transcript.take(row, last=True) for row in range(len(done.tokens))]

@@ -1,0 +1,23 @@
+"""A model of six tokens and drafts of every quality for it."""
+
+import pytest
+import torch
+
+from speculative import Draft
+from tests.speculative.laws import SMALL
+from tests.speculative.tiny import perturbed, tiny, trimmed
+
+
+@pytest.fixture(scope="session")
+def small():
+    shape = {"vocabulary": SMALL, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = tiny(**shape)
+    kept = torch.tensor([0, 1, 3, 4])
+    drafts = {
+        "plain": None,
+        "other": Draft(tiny(seed=1, **shape)),
+        "near": Draft(perturbed(model, 0.1)),
+        "same": Draft(model),
+        "trimmed": Draft(trimmed(kept, seed=1, **shape), kept),
+    }
+    return model, drafts

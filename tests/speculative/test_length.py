@@ -1,0 +1,108 @@
+"""The draft length follows costs and acceptance: none for a draft that is never right, the longest for one that always is."""
+
+import itertools
+
+import pytest
+import torch
+
+from speculative import Costs, Draft, Sampling, generate
+from speculative.length import FIRST_TRIAL, LAST_TRIAL, AutoLength
+from tests.speculative.laws import chi_square, decode
+from tests.speculative.tiny import perturbed, tiny
+
+CHEAP = Costs(0.01, 0.05, (0.9, 0.95, 1.0, 1.05, 1.1), (0.1, 0.1, 0.1, 0.1, 0.1))
+DEAR = Costs(0.01, 0.9, (0.9, 1.4, 1.9, 2.4, 2.9), (0.1, 0.1, 0.1, 0.1, 0.1))
+PROMPTS = [[5, 9, 3, 7], [1, 2, 3, 4, 5, 6, 7, 8], [30]]
+
+
+def play(length, rounds, acceptance, seed=0):
+    """The lengths chosen over ``rounds`` rounds of one row whose drafts stay with the given chance."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = []
+    for _ in range(rounds):
+        count = length.choose()
+        chosen.append(count)
+        stays = torch.rand(count, generator=generator) < acceptance
+        accepted = int(stays.long().cumprod(0).sum())
+        length.observe(torch.tensor([count]), torch.tensor([accepted]))
+    return chosen
+
+
+def test_the_choice_has_the_highest_expected_rate():
+    """At acceptance a, K drafts give (1 − a^(K+1)) / (1 − a) tokens; here by brute force over K."""
+    for acceptance in (0.1, 0.3, 0.5, 0.7, 0.9):
+        length = AutoLength(CHEAP, acceptance)
+        rates = [sum(acceptance**j for j in range(k + 1)) / (1.0 if k == 0 else CHEAP.round(k)) for k in range(5)]
+        assert length.choose() == max(range(5), key=rates.__getitem__)
+
+
+def test_a_draft_that_is_always_right_is_used_to_the_full():
+    assert set(play(AutoLength(CHEAP), 60, 1.0)[5:]) == {4}
+
+
+def test_a_draft_that_is_never_right_is_given_up_and_tried_ever_more_rarely():
+    chosen = play(AutoLength(CHEAP), 3000, 0.0)
+    tries = [place for place, count in enumerate(chosen) if count]
+    assert max(chosen[50:]) == 1
+    gaps = [b - a for a, b in itertools.pairwise(tries[5:])]
+    assert gaps == sorted(gaps)
+    assert max(gaps) == LAST_TRIAL + 1
+    assert len(tries) < 30
+
+
+def test_trials_find_a_draft_that_became_good():
+    length = AutoLength(CHEAP)
+    assert play(length, 200, 0.0)[-1] == 0
+    assert 4 in play(length, 2500, 0.95)[-200:]
+
+
+def test_a_dear_draft_is_not_used_however_good():
+    chosen = play(AutoLength(DEAR), 400, 0.9)
+    assert sum(map(bool, chosen)) < 400 / FIRST_TRIAL
+
+
+def test_rows_without_drafts_teach_nothing():
+    length = AutoLength(CHEAP)
+    before = (list(length.kept), list(length.tried))
+    length.observe(torch.tensor([0, 0]), torch.tensor([0, 0]))
+    assert (length.kept, length.tried) == before
+
+
+def test_a_place_counts_once_the_drafts_before_it_stayed():
+    length = AutoLength(CHEAP)
+    kept, tried = list(length.kept), list(length.tried)
+    length.observe(torch.tensor([3]), torch.tensor([1]))
+    assert length.tried == pytest.approx([0.98 * tried[0] + 1, 0.98 * tried[1] + 1, tried[2], tried[3]])
+    assert length.kept == pytest.approx([0.98 * kept[0] + 1, 0.98 * kept[1], kept[2], kept[3]])
+
+
+@pytest.mark.parametrize("costs", [CHEAP, DEAR], ids=["cheap", "dear"])
+@pytest.mark.parametrize("seed", [None, 1], ids=["near", "other"])
+def test_greedy_output_is_plain_whatever_is_chosen(costs, seed):
+    """K changes from round to round and is 0 in many: the draft's cache must stay right all the same."""
+    target = tiny(dtype=torch.float64)
+    draft = Draft(perturbed(target) if seed is None else tiny(seed=seed, dtype=torch.float64))
+    done = generate(target, draft, PROMPTS, max_new_tokens=60, num_draft_tokens=costs)
+    assert done.tokens == decode(target, PROMPTS, max_new_tokens=60).tokens
+
+
+def test_a_confident_draft_drafts_on_and_an_unsure_one_stops():
+    target = tiny(dtype=torch.float64)
+    draft = Draft(perturbed(target))
+    options = {"max_new_tokens": 30, "num_draft_tokens": 4}
+    plain = decode(target, PROMPTS, max_new_tokens=30).tokens
+    proposed = []
+    for confidence in (0.0, 0.3, 1.0):
+        done = generate(target, draft, PROMPTS, confidence=confidence, **options)
+        assert done.tokens == plain
+        proposed.append(sum(part.proposed for part in done.acceptance))
+    assert proposed[0] > proposed[1] > proposed[2] == 0
+
+
+def test_confidence_leaves_the_law_as_it_is(small):
+    model, drafts = small
+    for verification in ("token", "block"):
+        p_value, _ = chi_square(
+            model, drafts["other"], Sampling(1.0), count=3, confidence=0.45, verification=verification, rows=20_000
+        )
+        assert p_value > 1e-3
