@@ -55,7 +55,7 @@ def responses(model: PreTrainedModel, prompts: list[list[int]], positions: int, 
     made: list[Response] = []
     for first in range(0, len(prompts), BATCH):
         batch = prompts[first : first + BATCH]
-        done = speculative.generate(model, batch, max_new_tokens=tokens, sampling=speculative.Sampling(1.0))
+        done = speculative.generate(model, None, batch, max_new_tokens=tokens, sampling=speculative.Sampling(1.0))
         for place, (prompt, answer) in enumerate(zip(batch, done.tokens, strict=True)):
             request = Request(first + place, "train", str(first + place), "bench", 1.0, tuple(prompt))
             made.append(Response(request, tuple(answer), False))
