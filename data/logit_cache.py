@@ -14,9 +14,7 @@ from torch import Tensor
 from data.codec import Codec, described
 from data.hidden import HEAD, Hidden, through_head
 from data.shards import DamagedShardError, check_sum, open_shard, save_sealed, seal_of
-from data.targets import DenseTargets, SparseTargets, Targets
-
-__all__ = ["DamagedShardError", "DenseTargets", "LogitCache", "Row", "SparseTargets", "write_head"]
+from data.targets import Targets
 
 OPEN = 8  # shards mapped at once: pages of a mapped file count as resident memory
 

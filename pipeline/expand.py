@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from pipeline.head_fit import ridge
 from speculative import Draft
 
 MARGIN = 40.0  # nats between the excluded logits and the kept ones' log-sum-exp, on the weakest of the positions seen
@@ -53,6 +54,4 @@ def expand(draft: Draft, texts: Iterable[list[int]]) -> Expansion:
 def _even_direction(hidden: Tensor) -> Tensor:
     """The u (width,) that minimises |H u − 1|² with a little ridge, H (positions, width)."""
     wide = hidden.double()
-    gram = wide.T @ wide
-    gram += torch.eye(len(gram), dtype=gram.dtype) * gram.diagonal().mean() * 1e-4
-    return torch.linalg.solve(gram, wide.sum(0)).float()
+    return ridge(wide.T @ wide, wide.sum(0), 1e-4).float()

@@ -14,12 +14,15 @@ from transformers import PreTrainedModel
 from data.batching import Batch
 from speculative import Draft
 
-RIDGE = 1e-3  # of the mean squared hidden state; directions that are rarely visited are not trusted
+RIDGE = 1e-3  # directions of the hidden state that are rarely visited are not trusted
 
 
-def ridge(gram: Tensor, cross: Tensor) -> Tensor:
-    """W (d, e) that minimises ‖xW − y‖² + λ‖W‖², from xᵀx (d, d) and xᵀy (d, e) (Hoerl & Kennard, 1970)."""
-    penalty = RIDGE * gram.diagonal().mean()
+def ridge(gram: Tensor, cross: Tensor, share: float) -> Tensor:
+    """W that minimises ‖xW − y‖² + λ‖W‖², from xᵀx (d, d) and xᵀy (d,) or (d, e) (Hoerl & Kennard, 1970).
+
+    λ is ``share`` of the mean of xᵀx's diagonal.
+    """
+    penalty = share * gram.diagonal().mean()
     return torch.linalg.solve(gram + penalty * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), cross)
 
 
@@ -35,7 +38,7 @@ def fit_head(draft: Draft, target: PreTrainedModel, batches: Iterable[Batch]) ->
         cross += x.T @ y
     head = target.get_output_embeddings().weight
     rows = head if draft.vocabulary is None else head[draft.vocabulary]
-    draft.model.get_output_embeddings().weight.copy_(rows.double() @ ridge(gram, cross).T)
+    draft.model.get_output_embeddings().weight.copy_(rows.double() @ ridge(gram, cross, RIDGE).T)
 
 
 def _hidden(model: PreTrainedModel, batch: Batch) -> Tensor:

@@ -50,7 +50,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     estimated = estimate(groups, model, context.config.codec.batch_size)
     _check_disk(folder, estimated)
     work = _work(context, groups, folder)
-    _write(context, folder, model, _bad(work, folder))
+    _write(context, folder, model, work, _bad(work, folder))
     files = [item.path for item in work] + ([folder / HEAD] if _needs_head(work) else [])
     total = sum(path.stat().st_size for path in files)
     positions = sum(len(r.tokens) for rows, _ in groups.values() for r in rows)
@@ -82,7 +82,7 @@ def inspect(context: Context, folder: Path) -> None:
     if not bad:
         log.info("logits: all %d shards are whole (%s)", len(work), folder.name)
     elif context.config.logits.repair:
-        _write(context, folder, context.target.load(context.dtype), bad)
+        _write(context, folder, context.target.load(context.dtype), work, bad)
         log.info("logits: wrote %s again", ", ".join(str(path.relative_to(folder)) for path in bad))
     else:
         raise PipelineError("logits.verify: " + "\n".join([*bad.values(), "write them again with logits.repair=true"][:50]))
@@ -110,9 +110,8 @@ def _needs_head(work: list[Work]) -> bool:
     return any(isinstance(item.seal.codec, Hidden) for item in work)
 
 
-def _write(context: Context, folder: Path, model: PreTrainedModel, bad: dict[Path, str]) -> None:
-    """Write the files that ``bad`` names."""
-    work = _work(context, parts(context.config, responses(context)), folder)
+def _write(context: Context, folder: Path, model: PreTrainedModel, work: list[Work], bad: dict[Path, str]) -> None:
+    """Write the files of ``work``, and the head, that ``bad`` names."""
     if _needs_head(work):
         check_plain_head(model)
     if folder / HEAD in bad:

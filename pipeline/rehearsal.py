@@ -29,8 +29,9 @@ def fidelity(model: PreTrainedModel, codec: Codec, sample: list[Response]) -> Fi
     """What ``codec`` loses on ``sample``, whose dense distributions are held one row at a time."""
     parts = []
     for response in sample:
-        log_p = forward(model, [response], False)[0].float().log_softmax(-1).cpu()
-        given = forward(model, [response], isinstance(codec, Hidden))[0].cpu()
+        logits = forward(model, [response], False)[0].cpu()
+        given = forward(model, [response], True)[0].cpu() if isinstance(codec, Hidden) else logits
+        log_p = logits.float().log_softmax(-1)
         targets = decoded(codec, codec.encode(given, response.request.key), model)
         parts.append(measures(log_p, targets, noisy(log_p, NOISE, response.request.key)))
     return summary(torch.cat(parts))

@@ -17,6 +17,7 @@ from data.hidden import Hidden, through_head
 from data.responses import Response
 from data.shards import Seal, write_shard
 from data.targets import Targets
+from pipeline.draft import head_is_last
 from pipeline.errors import PipelineError
 
 
@@ -79,18 +80,13 @@ def head_of(model: PreTrainedModel) -> tuple[Tensor, Tensor | None]:
     return head.weight, getattr(head, "bias", None)
 
 
-@torch.inference_mode()
 def check_plain_head(model: PreTrainedModel) -> None:
     """Refuse a target whose logits are not its head times its last hidden state.
 
     Raises:
         PipelineError: naming a codec that does not need this.
     """
-    ids = torch.arange(min(8, model.config.vocab_size), device=model.device)[None]
-    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    wanted = model(input_ids=ids, use_cache=False).logits
-    found = model.get_output_embeddings()(states)
-    if found.shape != wanted.shape or not torch.allclose(found, wanted, atol=1e-2, rtol=1e-2):
+    if not head_is_last(model, 1e-2):
         raise PipelineError("codec.kind=hidden: this target changes its logits after its head; use codec=topk")
 
 

@@ -57,8 +57,7 @@ def generate(target: PreTrainedModel, draft: Draft | PreTrainedModel | None, pro
     done = decoding.result()
     if transcript is None:
         return done
-    pieces = _texts(done, transcript)
-    return replace(done, text=pieces)
+    return replace(done, text=[transcript.take(row, last=True) for row in range(len(done.tokens))])
 
 
 def stream(target: PreTrainedModel, draft: Draft | PreTrainedModel | None, prompts: Prompts, **options: Any) -> Iterator[Piece]:
@@ -146,8 +145,8 @@ def _prepare(
             drafter = model if lookup is None else LookupElseModel(lookup, model)
         transcript = None if tokenizer is None else Transcript(tokenizer, len(rows), stops)
         length = AutoLength(num_draft_tokens) if auto else longest
-        options = Options(sampling, controls, Rule(verification), length, longest, eos, seed, transcript, log_probs)
-        return Decoding(target, live, drafter if longest > 0 else None, options), transcript
+        options = Options(sampling, Rule(verification), length, longest, eos, seed, transcript, log_probs)
+        return Decoding(target, live, drafter if longest > 0 else None, history, options), transcript
 
 
 def _ids(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None, attention_mask: Tensor | None) -> list[list[int]]:
@@ -199,7 +198,3 @@ def _check_models(target: PreTrainedModel, draft: Draft | None, rows: list[list[
             raise ValueError(f"prompt and new tokens need {longest} positions, the {name}'s context has {context}")
         if model is not None and model.training:
             raise ValueError(f"the {name} is in training mode; call .eval() first")
-
-
-def _texts(done: Generation, transcript: Transcript) -> list[str]:
-    return [transcript.take(row, last=True) for row in range(len(done.tokens))]

@@ -7,7 +7,6 @@ engine knows nothing of text.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,16 +14,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speculative.cache import CachedModel
-from speculative.controls import Controls, History
+from speculative.controls import History
 from speculative.drafters import Drafter, Proposal
 from speculative.length import AutoLength
 from speculative.metrics import Acceptance, Log, Phases
-from speculative.rows import Finish, Rows
+from speculative.rows import Finish, Rows, Stop
 from speculative.sampling import Purpose, Sampling, best_token, draw, probabilities, round_keys, uniforms
 from speculative.verification import Guess, Rule, Verdict, verify_choices, verify_sampled
 
 COMPACT_BELOW = 0.75  # finished rows leave once fewer than this share of the batch is alive: leaving copies the cache
-Stop = Callable[[int, list[int]], int | None]
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ class Options:
     """How to decode; see ``speculative.generate`` for each."""
 
     sampling: Sampling
-    controls: Controls
     rule: Rule
     length: int | AutoLength
     longest: int
@@ -67,18 +64,17 @@ class Options:
 class Decoding:
     """One call's state: ``advance`` runs a round, ``result`` gathers what was written."""
 
-    def __init__(self, target: PreTrainedModel, rows: Rows, drafter: Drafter | None, options: Options) -> None:
-        """Prefills both models. ``drafter`` None decodes plainly."""
-        self.options, self.rows, self.drafter = options, rows, drafter
+    def __init__(
+        self, target: PreTrainedModel, rows: Rows, drafter: Drafter | None, history: History | None, options: Options
+    ) -> None:
+        """Prefills both models. ``drafter`` None decodes plainly, ``history`` None without controls."""
+        self.options, self.rows, self.drafter, self.history = options, rows, drafter, history
         self.seconds = Phases()
         started = time.perf_counter()
         self.model = CachedModel(target, len(rows.index), rows.tokens.shape[1])
         self.model.prefill(rows.tokens, rows.lengths - 1)
         if drafter is not None:
             drafter.prefill(rows.tokens, rows.lengths - 1)
-        self.history = None
-        if options.controls.active:
-            self.history = History(options.controls, rows.prompts, options.eos, target.config.vocab_size)
         self.log = Log(rows.count, options.longest)
         self.seconds.prefill = time.perf_counter() - started
 

@@ -21,6 +21,9 @@ class Finish(StrEnum):
     LENGTH = "length"
 
 
+Stop = Callable[[int, list[int]], int | None]  # row, its new ids → how many of them stay if the row ends among them
+
+
 class Rows:
     """Mutable state of the rows being decoded."""
 
@@ -56,13 +59,11 @@ class Rows:
         for name in ("tokens", "lengths", "prompts", "ends", "keys", "index", "alive"):
             setattr(self, name, getattr(self, name)[rows])
 
-    def commit(
-        self, block: Tensor, verdict: Verdict, eos: Tensor, stop: Callable[[int, list[int]], int | None] | None
-    ) -> Tensor:
+    def commit(self, block: Tensor, verdict: Verdict, eos: Tensor, stop: Stop | None) -> Tensor:
         """Append accepted drafts and the token after them, cut at the earliest of EOS, stop and budget.
 
-        ``block`` (B, K+1) is the anchor and the drafts. ``stop(row, new ids)`` answers how many of them stay if the row
-        ends among them. Returns the tokens emitted by row (B,), 0 for rows that were done before.
+        ``block`` (B, K+1) is the anchor and the drafts. Returns the tokens emitted by row (B,), 0 for rows that were done
+        before.
         """
         place = torch.arange(block.shape[1], device=block.device)
         new = torch.cat([block[:, 1:], block[:, :1]], 1)  # the last column is overwritten when every draft was accepted
@@ -79,9 +80,7 @@ class Rows:
         self._end(emitted, reasons)
         return emitted
 
-    def _stopped(
-        self, new: Tensor, emitted: Tensor, stop: Callable[[int, list[int]], int | None], reasons: list[Finish | None]
-    ) -> Tensor:
+    def _stopped(self, new: Tensor, emitted: Tensor, stop: Stop, reasons: list[Finish | None]) -> Tensor:
         counts = emitted.tolist()
         for place, (row, ids, count) in enumerate(zip(self.index.tolist(), new.tolist(), counts, strict=True)):
             kept = stop(row, ids[:count]) if count else None

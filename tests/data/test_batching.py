@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.batching import LengthGroupedBatches, collate
-from data.logit_cache import Row, SparseTargets
+from data.logit_cache import Row
+from data.targets import SparseTargets
 
 
 def row(tokens: list[int], start: int, k: int = 2) -> Row:

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from data.batching import Batch
-from data.logit_cache import SparseTargets
+from data.targets import SparseTargets
 from pipeline.config import Draft as DraftConfig
 from pipeline.draft import build
-from pipeline.head_fit import fit_head, ridge
+from pipeline.head_fit import RIDGE, fit_head, ridge
 from tests.pipeline.test_draft import KEPT, tiny
 
 NOTHING = SparseTargets(torch.empty(0, 1), torch.empty(0, 1), torch.empty(0))
@@ -23,14 +23,14 @@ def test_a_planted_map_is_found():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2000, 6, generator=generator, dtype=torch.float64)
     planted = torch.randn(6, 4, generator=generator, dtype=torch.float64)
-    found = ridge(x.T @ x, x.T @ (x @ planted))
+    found = ridge(x.T @ x, x.T @ (x @ planted), RIDGE)
     torch.testing.assert_close(found, planted, atol=0.01, rtol=0)
 
 
 def test_a_direction_never_visited_is_not_used():
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     x[:, 2] = 0
-    found = ridge(x.T @ x, x.T @ x)
+    found = ridge(x.T @ x, x.T @ x, RIDGE)
     assert found[2].abs().max() == 0
     assert torch.isfinite(found).all()
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.logit_cache import SparseTargets
+from data.targets import SparseTargets
 from pipeline.losses import Support, forward_kl, overlap_at_least, support, top1
 from speculative.alignment import agreement
 

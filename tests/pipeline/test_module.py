@@ -7,7 +7,8 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from data.batching import Batch, collate
-from data.logit_cache import Row, SparseTargets
+from data.logit_cache import Row
+from data.targets import SparseTargets
 from pipeline import losses
 from pipeline.config import Draft as DraftConfig
 from pipeline.config import Optimizer

@@ -9,7 +9,7 @@ import torch
 
 from speculative.sampling import draw
 from speculative.verification import Guess, Rule, Verdict, _block, verify_sampled
-from tests.speculative.test_verification import CASES, DOUBLE, LAST, scene
+from tests.speculative.test_verification import CASES, DOUBLE, LAST, measure, scene, stacked
 
 FAIL = 1.0  # no chance exceeds it
 
@@ -22,8 +22,7 @@ def outcomes(rule, tables, limit=None):
     """Law of K + 1 tokens (one round, continued by the target) and the expected number of kept drafts."""
     blocks, weights = zip(*tables.blocks(), strict=True)
     count, depth, size = len(blocks), tables.depth, tables.size
-    p = torch.stack([torch.stack([tables.p[block[:j]] for j in range(depth + 1)]) for block in blocks])
-    q = torch.stack([torch.stack([tables.q[block[:j]] for j in range(depth)]) for block in blocks])
+    p, q = stacked(tables, blocks)
     limits = torch.full((count,), depth if limit is None else limit)
     guess = Guess(torch.tensor(blocks), q, tables.vocabulary)
 
@@ -34,25 +33,19 @@ def outcomes(rule, tables, limit=None):
             accept[:, place - 1] = at_place
         return rule(p, guess, accept, follow[:, None].expand(-1, depth + 1), limits)
 
-    def measure(holds):
-        low, high = torch.zeros(count, dtype=DOUBLE), torch.ones(count, dtype=DOUBLE)
-        for _ in range(53):
-            middle = (low + high) / 2
-            yes = holds(middle)
-            low, high = torch.where(yes, middle, low), torch.where(yes, high, middle)
-        return torch.where(low >= LAST, 1.0, low)
-
     half, last = torch.full((count,), 0.5, dtype=DOUBLE), torch.full((count,), LAST, dtype=DOUBLE)
     law, kept = torch.zeros((size,) * (depth + 1), dtype=DOUBLE), 0.0
     left = torch.tensor(weights, dtype=DOUBLE)
     for place in range(depth, -1, -1):
-        passes = measure(lambda u, place=place: play(place, u, half).accepted == place) if place else torch.ones_like(left)
+        passes = (
+            measure(lambda u, place=place: play(place, u, half).accepted == place, count) if place else torch.ones_like(left)
+        )
         ends, left = left * passes, left * (1 - passes)
         kept += float(ends.sum()) * place
         possible = ends > 1e-15
         below = half * 0
         for token in range(size):
-            upto = measure(lambda u, place=place, token=token: play(place, half * 0, u).following <= token)
+            upto = measure(lambda u, place=place, token=token: play(place, half * 0, u).following <= token, count)
             for row in possible.nonzero().flatten().tolist():
                 start = (*blocks[row][:place], token)
                 law[start] += ends[row] * (upto[row] - below[row]) * tables.law(start)

@@ -62,12 +62,28 @@ class Tables:
         return self.laws[prefix]
 
 
+def stacked(tables, blocks, dtype=DOUBLE):
+    """p (blocks, K+1, V) and q (blocks, K, D) along each of the drafted ``blocks``."""
+    p = [torch.stack([tables.p[block[:j]] for j in range(tables.depth + 1)]) for block in blocks]
+    q = [torch.stack([tables.q[block[:j]] for j in range(tables.depth)]) for block in blocks]
+    return torch.stack(p).to(dtype), torch.stack(q).to(dtype)
+
+
+def measure(holds, count):
+    """For each of ``count`` rows, the length of the interval of uniforms, from 0 upwards, on which ``holds``."""
+    low, high = torch.zeros(count, dtype=DOUBLE), torch.ones(count, dtype=DOUBLE)
+    for _ in range(53):
+        middle = (low + high) / 2
+        yes = holds(middle)
+        low, high = torch.where(yes, middle, low), torch.where(yes, high, middle)
+    return torch.where(low >= LAST, 1.0, low)
+
+
 def committed_law(rule, tables, limit=None, dtype=DOUBLE):
     """The law of K + 1 tokens: what the rule commits in one round, continued by draws from the target."""
     blocks, weights = zip(*tables.blocks(), strict=True)
     count, depth, size = len(blocks), tables.depth, tables.size
-    p = torch.stack([torch.stack([tables.p[block[:j]] for j in range(depth + 1)]) for block in blocks]).to(dtype)
-    q = torch.stack([torch.stack([tables.q[block[:j]] for j in range(depth)]) for block in blocks]).to(dtype)
+    p, q = stacked(tables, blocks, dtype)
     limits = None if limit is None else torch.full((count,), limit)
 
     def play(m, at_m, follow):
@@ -78,28 +94,19 @@ def committed_law(rule, tables, limit=None, dtype=DOUBLE):
         follow = follow[:, None].expand(-1, depth + 1)
         return rule(p, q, torch.tensor(blocks), accept, follow, tables.vocabulary, limits)
 
-    def measure(holds):
-        """By row, the length of the interval of uniforms, from 0 upwards, on which ``holds``."""
-        low, high = torch.zeros(count, dtype=DOUBLE), torch.ones(count, dtype=DOUBLE)
-        for _ in range(53):
-            middle = (low + high) / 2
-            yes = holds(middle)
-            low, high = torch.where(yes, middle, low), torch.where(yes, high, middle)
-        return torch.where(low >= LAST, 1.0, low)
-
     half, last = torch.full((count,), 0.5, dtype=DOUBLE), torch.full((count,), LAST, dtype=DOUBLE)
     law = torch.zeros((size,) * (depth + 1), dtype=DOUBLE)
     alive = torch.tensor(weights, dtype=DOUBLE)
     for m in range(depth + 1):
         stays = half * 0
         if m < depth:
-            stays = measure(lambda u, m=m: play(m, u, half).accepted > m)
+            stays = measure(lambda u, m=m: play(m, u, half).accepted > m, count)
         ends, alive = alive * (1 - stays), alive * stays
         possible = ends > 1e-15
         assert (play(m, last, half).accepted[possible] == m).all()
         below = half * 0
         for token in range(size):
-            upto = measure(lambda u, m=m, token=token: play(m, last, u).following <= token)
+            upto = measure(lambda u, m=m, token=token: play(m, last, u).following <= token, count)
             for row in possible.nonzero().flatten().tolist():
                 start = (*blocks[row][:m], token)
                 law[start] += ends[row] * (upto[row] - below[row]) * tables.law(start)
