@@ -198,7 +198,7 @@ def _quiet() -> None:
     transformers.logging.disable_progress_bar()
     datasets.logging.set_verbosity(logging.CRITICAL)  # what it cannot read becomes our message
     datasets.disable_progress_bars()
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning", "gguf"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.WARNING)
         logger.handlers.clear()

@@ -24,10 +24,9 @@ HEADER = """# Serving the draft
 """
 
 
-def _transformers(export: Export, by_temperature: dict[str, Any], length: int) -> list[str]:
+def _transformers(export: Export, by_temperature: dict[str, Any], length: int) -> str:
     file = f', gguf_file="{GGUF}"' if not export.with_transformers else ""
-    return [
-        f"""## transformers: {_measured(by_temperature)}
+    return f"""## transformers: {_measured(by_temperature)}
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -42,7 +41,6 @@ inputs = tokenizer("A queue is", return_tensors="pt")
 print(tokenizer.decode(target.generate(**inputs, assistant_model=draft, max_new_tokens=64)[0]))
 ```
 """
-    ]
 
 
 def _measured(by_temperature: dict[str, Any]) -> str:
@@ -56,11 +54,10 @@ def _measured(by_temperature: dict[str, Any]) -> str:
     return f"measured, {', '.join(ratios)} (ratio of medians of the time without and with the draft)"
 
 
-def _servers(export: Export, length: int) -> list[str]:
+def _servers(export: Export, length: int) -> str:
     if not export.with_transformers:
-        return ["## vLLM, SGLang, OpenVINO GenAI: not run\n\nThey read safetensors; export with export.format=both.\n"]
-    return [
-        f"""## vLLM: not run
+        return "## vLLM, SGLang, OpenVINO GenAI: not run\n\nThey read safetensors; export with export.format=both.\n"
+    return f"""## vLLM: not run
 
 ```console
 vllm serve TARGET --speculative-config '{{"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": {length}}}'
@@ -91,14 +88,12 @@ pipe = openvino_genai.LLMPipeline("target-openvino", "CPU", draft_model=draft)
 print(pipe.generate("A queue is", max_new_tokens=64, num_assistant_tokens={length}))
 ```
 """
-    ]
 
 
-def _llama_cpp(export: Export, length: int) -> list[str]:
+def _llama_cpp(export: Export, length: int) -> str:
     if not export.with_gguf:
-        return ["## llama.cpp: not run\n\nIt reads GGUF; export with export.format=gguf or both.\n"]
-    return [
-        f"""## llama.cpp: not run
+        return "## llama.cpp: not run\n\nIt reads GGUF; export with export.format=gguf or both.\n"
+    return f"""## llama.cpp: not run
 
 ```console
 llama-server -m TARGET.gguf -md DRAFT/{GGUF} --draft-max {length} --draft-min 1
@@ -107,4 +102,3 @@ llama-server -m TARGET.gguf -md DRAFT/{GGUF} --draft-max {length} --draft-min 1
 Newer builds call the last two `--spec-draft-n-max` and `--spec-draft-n-min`. Its rules for the two vocabularies were
 checked; the target's GGUF file must be of the same tokenizer.
 """
-    ]
