@@ -13,9 +13,8 @@ GGUF = "draft.gguf"
 def instructions(export: Export, by_temperature: dict[str, Any]) -> str:
     """Markdown with one section an engine. K is that of the first temperature measured."""
     length = next(iter(by_temperature.values()))["draft_tokens"]
-    return "\n".join(
-        [HEADER, *_transformers(export, by_temperature, length), *_servers(export, length), *_llama_cpp(export, length)]
-    )
+    sections = (_transformers(export, by_temperature, length), _servers(export, length), _llama_cpp(export, length))
+    return "\n".join([HEADER, *sections])
 
 
 HEADER = """# Serving the draft
