@@ -54,15 +54,33 @@ def write_json(path: Path, content: Any) -> None:
         temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def publish_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a temporary neighbour of ``folder`` and rename it into place; ``folder`` must not exist."""
+def publish_folder(folder: Path, fill: Callable[[Path], None], replace: bool = False) -> None:
+    """Fill a temporary neighbour of ``folder`` and rename it into place; ``folder`` must not exist unless ``replace``.
+
+    A folder that is replaced stays as it was until the new one is whole, and comes back if the renaming fails.
+    """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.replaced")
     temporary.mkdir(parents=True)
     try:
         fill(temporary)
+        if replace and folder.exists():
+            folder.rename(aside)
         temporary.rename(folder)
+    except BaseException:
+        if aside.exists() and not folder.exists():
+            aside.rename(folder)
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def folder_hash(folder: Path) -> str:
+    """SHA-256 over the names and bytes of all files below ``folder``."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    lines = [f"{file_hash(path)} {path.relative_to(folder).as_posix()}\n" for path in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def differences(wanted: Any, found: Any, prefix: str = "") -> list[str]:

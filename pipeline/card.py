@@ -1,63 +1,155 @@
-"""What travels with an exported draft: a model card and its provenance. No paths, no environment, no secrets."""
+"""What travels with an exported draft: a model card and its provenance. No paths, no environment, no secrets.
 
+Names come from users and may hold anything, so they are quoted where YAML reads them. An override is written down only
+if its value is a plain word or number: what looks like a place or a text stays at home.
+"""
+
+import re
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from pipeline import tables
+import gguf
+import yaml
+
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.hardware import machine
+from pipeline.serve import GGUF
+from pipeline.target import TargetFiles
 
-PACKAGES = ("torch", "transformers", "lightning", "datasets", "mlflow")
+PACKAGES = ("draftsmith", "torch", "transformers", "lightning", "datasets", "mlflow", "gguf")
+PRIVATE = ("paths.", "tracking.", "hydra.", "target.system_prompt")  # keys whose values are never written down
+PLAIN = re.compile(r"[\w.,+\-\[\] ]*")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def model_card(context: Context) -> str:
+def model_card(context: Context, excluded_mass: float) -> str:
     """A Hugging Face model card with the measured figures."""
-    name = context.target.name
+    name, export = context.target.name, context.config.export
+    license_id = license_of(context.target)
     entries = context.parent(Stage.speculate).details["by_temperature"]
-    length = next(iter(entries.values()))["draft_tokens"]
+    shape = context.parent(Stage.distil).details["shape"]
     facts = ", ".join(f"{key} {value}" for key, value in machine().items())
+    front = {
+        "library_name": "transformers" if export.with_transformers else "gguf",
+        "pipeline_tag": "text-generation",
+        "base_model": base_model(context),
+        "license": license_id or "unknown",
+        "tags": ["speculative-decoding", "draft-model"],
+    }
     return f"""---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [speculative-decoding, draft-model]
----
+{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---
 
-# Draft model for {name}
+# Draft model for {_inline(name)}
 
-A small model that proposes tokens for `{name}` in speculative decoding. Alone it writes poor text; with its target the
-output is the target's own. Distilled and measured by Draftsmith. The license of the target applies.
+A small model that proposes tokens for {_inline(name)} in speculative decoding. Alone it writes poor text; with its target
+the output is the target's own. {shape["layers"]} layers, width {shape["width"]}, vocabulary {shape["vocabulary"]:,},
+{shape["parameters"] / 1e6:.1f} M parameters as trained. Distilled and measured by Draftsmith. `serve.md` has the command for
+each engine.
 
-## Use
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-target = AutoModelForCausalLM.from_pretrained("PATH_OF_THE_TARGET")
-draft = AutoModelForCausalLM.from_pretrained("PATH_OF_THIS_FOLDER")
-draft.generation_config.num_assistant_tokens = {length}
-draft.generation_config.num_assistant_tokens_schedule = "constant"
-draft.generation_config.assistant_confidence_threshold = 0.0
-tokenizer = AutoTokenizer.from_pretrained("PATH_OF_THIS_FOLDER")
-inputs = tokenizer("A queue is", return_tensors="pt")
-print(tokenizer.decode(target.generate(**inputs, assistant_model=draft, max_new_tokens=64)[0]))
-```
+{_license_text(license_id)}
 
 ## Measured
 
-On {facts}; {str(context.dtype).removeprefix("torch.")}, one prompt at a time.
+{facts}; {str(context.dtype).removeprefix("torch.")}; one prompt at a time; K drafted tokens a round.
 
-{tables.markdown(tables.summary(context))}
-Tokens outside the draft's vocabulary are never proposed in practice: their head rows push their logits far below.
-Figures hold for prompts like those of the run; other domains agree less.
-"""
+{_acceptance(entries)}
+{_speed(entries)}
+## Limits
+
+- Figures hold for prompts like those of the run and for this machine; other domains agree less, other machines pay otherwise.
+- The time ratio is that of Draftsmith's own engine; an engine that lists a logit for every token pays more for a draft step.
+{_vocabulary_text(context, excluded_mass)}"""
 
 
-def provenance(context: Context) -> dict[str, Any]:
-    """Fingerprints of every stage, versions, and the settings that shaped the draft."""
+def _acceptance(entries: dict[str, Any]) -> str:
+    lines = [
+        f"| {t} | {e['draft_tokens']} | {e['after']['overlap']:.3f} | {e['after']['top1']:.3f} | {e['acceptance_rate']:.2f} "
+        f"| {e['tokens_per_round']:.2f} | {e['positions']:,} |"
+        for t, e in entries.items()
+    ]
+    header = "| temperature | K | overlap | same best token | accepted ÷ proposed | tokens a round | held-out positions |"
+    return "\n".join([header, "| --- " * 7 + "|", *lines]) + "\n"
+
+
+def _speed(entries: dict[str, Any]) -> str:
+    lines = [
+        f"| {t} | {e['draft_tokens']} | {e['ratio']['median']:.2f} [{e['ratio']['low']:.2f}, {e['ratio']['high']:.2f}] "
+        f"| {e['predicted']:.2f} | {e['plain_tokens_per_second']:.1f} → {e['speculative_tokens_per_second']:.1f} "
+        f"| {len(e['prompts'])} |"
+        for t, e in entries.items()
+    ]
+    header = "| temperature | K | speed ratio [95 %] | predicted | tokens/s, plain → speculative | prompts timed |"
+    return "\n".join([header, "| --- " * 6 + "|", *lines]) + "\n"
+
+
+def _vocabulary_text(context: Context, excluded_mass: float) -> str:
+    coverage = context.parent(Stage.distil).details["vocabulary_coverage"]
+    if coverage == 1 and excluded_mass == 0:
+        return "- Every token of the target's vocabulary can be proposed.\n"
+    return (
+        f"- It proposes {coverage:.1%} of the generated text's tokens; the head rows of all others push their logits far "
+        f"below, and at most {excluded_mass:.1e} of the probability lay on them at any position that was looked at.\n"
+    )
+
+
+def _inline(name: str) -> str:
+    """A name in a line of Markdown, as code; a backtick or a line's end inside would break out of it."""
+    return "`" + re.sub(r"[`\s]+", " ", name).strip() + "`"
+
+
+def _license_text(license_id: str | None) -> str:
+    if license_id is None:
+        return "The target's files state no license; the draft is made from the target's weights, so ask its publisher."
+    return f"License: {license_id}, carried over from the target, of whose weights the draft is made."
+
+
+def base_model(context: Context) -> str:
+    """The target's hub name, or the last part of where it lay."""
+    path = context.config.target.path
+    return path if HUB_NAME.fullmatch(path) and not Path(path).exists() else context.target.name
+
+
+def license_of(target: TargetFiles) -> str | None:
+    """The license id that the target's model card or GGUF file states, None where neither does."""
+    stated = None
+    card = target.folder / "README.md"
+    if target.gguf is not None:
+        field = gguf.GGUFReader(target.gguf).fields.get("general.license")
+        stated = field.contents() if field else None
+    elif card.is_file():
+        text = card.read_text(encoding="utf-8", errors="replace")
+        front = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
+        try:
+            found = yaml.safe_load(front.group(1)) if front else None
+        except yaml.YAMLError:
+            found = None
+        stated = found.get("license") if isinstance(found, dict) else None
+    return stated if isinstance(stated, str) and re.fullmatch(r"[\w.+-]+", stated) else None
+
+
+def provenance(context: Context, run_id: str) -> dict[str, Any]:
+    """Fingerprints and runs of every stage, versions, and the command's overrides."""
+    runs = {stage.name: artifact.run_id for stage, artifact in context.artifacts.items()}
     return {
         "target": {"name": context.target.name, "fingerprint": context.target.fingerprint},
         "stages": {stage.name: artifact.fingerprint for stage, artifact in context.artifacts.items()},
+        "runs": {**{name: run for name, run in runs.items() if run}, Stage.export.name: run_id},
+        "draft_sha256": context.parent(Stage.speculate).draft,
+        "overrides": shareable(context.overrides),
         "versions": {package: version(package) for package in PACKAGES},
         "machine": machine(),
+        "files": {"gguf": GGUF if context.config.export.with_gguf else None},
     }
+
+
+def shareable(overrides: list[str]) -> list[str]:
+    """Overrides fit for strangers: a value that could be a path, an address or a text becomes "…"."""
+    shown = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        name = key.lstrip("+~")
+        private = name.startswith(PRIVATE) or name.endswith("path") or not PLAIN.fullmatch(value)
+        shown.append(f"{key}=…" if private else override)
+    return shown

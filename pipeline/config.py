@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from data.serving import refusal
+from pipeline import export_config
 from pipeline.errors import PipelineError
+from pipeline.export_config import Export
 
 
 class Stage(Enum):
@@ -182,11 +184,6 @@ class Tracking:
 
 
 @dataclass(frozen=True)
-class Export:
-    path: str | None = None
-
-
-@dataclass(frozen=True)
 class Config:
     stages: list[Stage] = field(default_factory=lambda: list(Stage))
     seed: int = 0
@@ -275,6 +272,7 @@ def check(config: Config) -> None:
     require(0 < decoding.top_p <= 1, "decoding.top_p", decoding.top_p, "give a number in (0, 1]")
     require(0 <= decoding.min_p <= 1, "decoding.min_p", decoding.min_p, "give a number from 0 to 1; 0 switches it off")
     require(decoding.top_k >= 0, "decoding.top_k", decoding.top_k, "0 switches it off")
+    export_config.check(config.export)
     require(bool(config.target.path), "target.path", "''", "give a folder, a hub name, a GGUF file or package:NAME")
 
 

@@ -14,13 +14,18 @@ from pipeline.target import TargetFiles, resolve
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished stage: its folder, fingerprint, headline ``metrics`` and other ``details``."""
+    """A finished stage: its folder, fingerprint, headline ``metrics`` and other ``details``.
+
+    ``run_id`` is its run in MLflow; ``draft`` the hash of the draft's files as they were when the stage began to read them.
+    """
 
     stage: Stage
     folder: Path
     fingerprint: str
     metrics: dict[str, float]
     details: dict[str, Any]
+    run_id: str | None = None
+    draft: str | None = None
 
 
 @dataclass
@@ -30,6 +35,7 @@ class Context:
     config: Config
     work: Path
     output: Path
+    overrides: list[str] = field(default_factory=list)
     artifacts: dict[Stage, Artifact] = field(default_factory=dict)
 
     @cached_property

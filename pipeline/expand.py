@@ -2,14 +2,16 @@
 
 Other engines want one logit for each id. Stock heads have no bias, so the rows of excluded ids are set to −s·u, where
 u is the direction on which every final hidden state projects most evenly (least squares: H·u ≈ 1). Excluded logits then
-lie below the kept ones' log-sum-exp by a wide margin, which is measured here and not assumed.
+lie below the kept ones' log-sum-exp by a wide margin, which is measured here and not assumed. Families pad their
+matrices differently over one tokenizer, so the number of rows is the target's, not the draft's.
 """
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pipeline.head_fit import ridge
@@ -27,8 +29,11 @@ class Expansion:
 
 
 @torch.no_grad()  # not inference mode: its tensors could not be used outside it
-def expand(draft: Draft, texts: Iterable[list[int]]) -> Expansion:
-    """A float32 model with ``vocab_size`` head rows; ``texts`` are token ids on which the margin is set and measured."""
+def expand(draft: Draft, texts: Iterable[list[int]], rows: int | None = None) -> Expansion:
+    """A float32 model with ``rows`` rows of head and embedding (None: as many as the draft's own embedding has).
+
+    ``texts`` are token ids on which the margin is set and measured.
+    """
     if draft.vocabulary is None:
         return Expansion(draft.model.float(), 0.0)
     source = draft.model.float()
@@ -39,16 +44,32 @@ def expand(draft: Draft, texts: Iterable[list[int]]) -> Expansion:
     projection = hidden @ direction
     usable = projection > 0.1
     scale = float(((MARGIN - log_sum) / projection)[usable].max().clamp(min=MARGIN)) if usable.any() else 0.0
-    rows = (-scale * direction).repeat(source.config.vocab_size, 1)
-    rows[draft.vocabulary] = head
-    model = AutoModelForCausalLM.from_config(source.config, dtype=torch.float32)
+    count = rows or source.config.vocab_size
+    wide = (-scale * direction).repeat(count, 1)
+    wide[draft.vocabulary] = head
+    config = copy.deepcopy(source.config)
+    config.vocab_size = count
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    lookup = _name(model, model.get_input_embeddings())
     state = dict(source.state_dict())
-    name = next(n for n, m in model.named_modules() if m is model.get_output_embeddings())
-    model.load_state_dict(state | {f"{name}.weight": rows})
-    excluded = source.config.vocab_size - len(draft.vocabulary)
+    state[lookup] = _resized(state[lookup], count)
+    model.load_state_dict(state | {_name(model, model.get_output_embeddings()): wide})
+    excluded = count - len(draft.vocabulary)
     log_excluded = -scale * projection + torch.log(torch.tensor(float(excluded)))
     mass = torch.sigmoid(log_excluded - log_sum).max()
     return Expansion(model.eval(), float(mass))
+
+
+def _name(model: PreTrainedModel, module: nn.Module) -> str:
+    """The name of a module's weight in the state dict."""
+    return next(f"{name}.weight" for name, found in model.named_modules() if found is module)
+
+
+def _resized(lookup: Tensor, rows: int) -> Tensor:
+    """The embedding cut to ``rows``, or padded with zeros for ids that no text holds."""
+    padded = lookup.new_zeros(rows, lookup.shape[1])
+    padded[: len(lookup)] = lookup[:rows]
+    return padded
 
 
 def _even_direction(hidden: Tensor) -> Tensor:

@@ -1,91 +1,208 @@
-"""Stage export: a folder that transformers loads without remote code, compared with the trained draft before it counts.
+"""Stage export: a folder that engines load without remote code, let out by the gate and proven in a process of its own.
 
-The head is expanded to the target's vocabulary and the target's tokenizer goes along. The folder appears by a rename,
-after the reloaded model gave the trained draft's logits on held-out text.
+In this order: the measured files are the files at hand, the gate has its evidence, the folder is written beside its
+place, plain transformers computes from it what was trained, and only then a rename makes it appear.
 """
 
+import copy
+import logging
 import os
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors import SafetensorError
+from transformers import AutoConfig, GenerationConfig
 
-from data.artifact import publish_folder, write_json
+from data.artifact import MANIFEST, folder_hash, publish_folder, write_json
 from data.responses import Response, read_shards
-from pipeline import card
+from pipeline import card, gate, gguf_model, gguf_vocabulary, parity, serve
 from pipeline import draft as drafts
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.expand import Expansion, expand
+from pipeline.gguf_vocabulary import Vocabulary
 from pipeline.tracking import Run
 from speculative import Draft
 
-FORMAT = 1
-TOLERANCE = 1e-4  # largest difference of float32 logits between the trained draft and its export
-TEXTS = 16  # held-out texts that the comparison reads
+FORMAT = 2
+PROVENANCE = "provenance.json"
+
+log = logging.getLogger("draftsmith")
 
 
 def identity(context: Context) -> dict[str, Any]:
-    return {"path": context.config.export.path}
+    export = context.config.export
+    settings = {key: value for key, value in asdict(export).items() if key != "overwrite"}
+    return {"export": settings | {"format": export.format.name, "gguf_type": export.gguf_type.name}}
+
+
+def look_ahead(context: Context, folder: Path) -> None:
+    """Refuse what would fail at the end before anything long begins; ``folder`` is where the result will be.
+
+    Raises:
+        PipelineError: the destination exists or cannot be written, or the target cannot become a GGUF file.
+    """
+    manifest, place = folder / MANIFEST, _destination(context, folder)
+    if manifest.is_file():
+        if place.exists():
+            return
+        log.info("export: what was exported is gone, it is made again")
+        manifest.unlink()
+    if context.config.export.path is not None:
+        _check_place(context, place)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place.parent):
+                pass
+        except OSError as error:
+            raise _unwritable(context, error) from error
+    _vocabulary(context)
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
-    destination = free_destination(context.config.export.path) or folder / "draft"
+    distilled = context.parent(Stage.distil).folder / "draft"
+    gate.refuse_altered(context.parent(Stage.speculate).draft, folder_hash(distilled))
+    trained = drafts.load(distilled, torch.float32)
+    rows = context.target.vocabulary_size
+    _refuse_foreign(trained, rows)
     responses = [r for r in read_shards(context.parent(Stage.generate).folder) if r.tokens]
-    trained = drafts.load(context.parent(Stage.distil).folder / "draft", torch.float32)
-    expansion = expand(trained, ([*r.request.prompt, *r.tokens] for r in responses if r.request.split == "validation"))
-    comparison: dict[str, float] = {}
+    expansion = expand(trained, ([*r.request.prompt, *r.tokens] for r in responses if r.request.split == "validation"), rows)
+    evidence = _pass_gate(context, folder, expansion)
+    place = _destination(context, folder)
+    _check_place(context, place)
+    likeness: dict[str, parity.Likeness] = {}
 
     def fill(temporary: Path) -> None:
-        _write(context, expansion, temporary)
-        comparison.update(_compare(temporary, trained, [r for r in responses if r.request.split == "test"][:TEXTS]))
+        _write(context, expansion, evidence, child.run_id, temporary)
+        likeness.update(_prove(context, trained, temporary, [r for r in responses if r.request.split == "test"]))
 
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    publish_folder(destination, fill)
-    return {f"export/{name}": value for name, value in comparison.items()}, {
-        "folder": os.path.relpath(destination),
-        **comparison,
-    }
-
-
-def free_destination(path: str | None) -> Path | None:
-    """The folder to export to, None for the default; refused if something is there, which is not ours to replace."""
-    destination = Path(path).expanduser().resolve() if path else None
-    if destination is not None and destination.exists():
-        raise PipelineError(f"export.path={path}: this folder exists; move it away or choose another")
-    return destination
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        publish_folder(place, fill, replace=place.exists())
+    except (OSError, SafetensorError) as error:
+        raise _unwritable(context, error) from error
+    details = {form: asdict(found) for form, found in likeness.items()}
+    metrics = {f"export/{form}/{name}": float(value) for form, found in details.items() for name, value in found.items()}
+    return metrics, {"folder": os.path.relpath(place), "gate": evidence["gate"], "passed": evidence["passed"], **details}
 
 
-def _write(context: Context, expansion: Expansion, folder: Path) -> None:
-    model, tokenizer = expansion.model, context.target.tokenizer()
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text(card.model_card(context))
-    write_json(folder / "provenance.json", card.provenance(context))
+def _destination(context: Context, folder: Path) -> Path:
+    path = context.config.export.path
+    return Path(path).expanduser().resolve() if path is not None else folder / "draft"
 
 
-def _compare(folder: Path, trained: Draft, texts: list[Response]) -> dict[str, float]:
-    """Reload the folder and compare it with the trained draft.
-
-    Raises:
-        PipelineError: a kept logit differs by more than TOLERANCE.
-    """
-    reloaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
-    worst = mass = 0.0
-    with torch.inference_mode():
-        for text in texts:
-            ids = torch.tensor([[*text.request.prompt, *text.tokens]])
-            exported, ours = reloaded(input_ids=ids).logits[0], trained.model(input_ids=ids).logits[0]
-            kept = exported if trained.vocabulary is None else exported[:, trained.vocabulary]
-            worst = max(worst, float((kept - ours).abs().max()))
-            inside = (kept.logsumexp(-1) - exported.logsumexp(-1)).exp()
-            mass = max(mass, float(1 - inside.min()))
-    if worst > TOLERANCE:
+def _check_place(context: Context, place: Path) -> None:
+    """Refuse a destination that is taken, which is not ours to replace unless it is an export and the user says so."""
+    export = context.config.export
+    if export.path is None or not (place.exists() or place.is_symlink()):
+        return
+    if not export.overwrite:
         raise PipelineError(
-            f"export: the reloaded draft's logits differ from the trained draft's by {worst:.2e} (> {TOLERANCE})"
+            f"export.path={export.path}: this folder exists; move it away, choose another, or give export.overwrite=true"
         )
-    return {"largest_logit_difference": worst, "excluded_mass": mass}
+    if not (place / PROVENANCE).is_file():
+        raise PipelineError(
+            f"export.path={export.path}: export.overwrite replaces earlier exports only, this is none; choose another folder"
+        )
+
+
+def _unwritable(context: Context, error: Exception) -> PipelineError:
+    path = context.config.export.path
+    key = "paths.work" if path is None else f"export.path={path}"
+    reason = getattr(error, "strerror", None) or str(error)
+    return PipelineError(f"{key}: the export cannot be written there ({reason}); free some space or choose another folder")
+
+
+def _refuse_foreign(draft: Draft, rows: int) -> None:
+    """Refuse a draft whose ids are not the target's."""
+    known = draft.model.config.vocab_size if draft.vocabulary is None else int(draft.vocabulary.max()) + 1
+    if known > rows or (draft.vocabulary is None and known != rows):
+        raise PipelineError(
+            f"export: the draft proposes ids up to {known - 1} and the target has ids up to {rows - 1}; it is of another "
+            "tokenizer, so distil it again for this target"
+        )
+
+
+def _pass_gate(context: Context, folder: Path, expansion: Expansion) -> dict[str, Any]:
+    """Write gate.json into the stage's folder, and refuse a draft that failed unless the gate is off."""
+    export, model = context.config.export, expansion.model
+    speculated = context.parent(Stage.speculate)
+    positions = context.config.generate.max_prompt_tokens + context.config.generate.max_new_tokens
+    memory = gate.extra_memory(model.config, sum(p.numel() for p in model.parameters()), context.dtype.itemsize, positions)
+    found = gate.checks(export, speculated.details, memory)
+    evidence = gate.evidence(export, found, memory, str(speculated.draft), speculated.fingerprint)
+    write_json(folder / "gate.json", evidence)
+    if export.gate:
+        gate.refuse(found, os.path.relpath(folder / "gate.json"))
+    elif not evidence["passed"]:
+        log.warning("export: the gate is off; the draft failed it and is exported all the same")
+    return evidence
+
+
+def _vocabulary(context: Context) -> Vocabulary | None:
+    """The vocabulary of the GGUF file, None where none is written."""
+    if not context.config.export.with_gguf:
+        return None
+    gguf_model.check_family(AutoConfig.from_pretrained(context.target.folder, trust_remote_code=False))
+    own = context.target.gguf
+    found = gguf_vocabulary.build(context.target.tokenizer()) if own is None else gguf_vocabulary.read(own)
+    return gguf_vocabulary.padded(found, context.target.vocabulary_size)
+
+
+def _write(context: Context, expansion: Expansion, evidence: dict[str, Any], run_id: str, folder: Path) -> None:
+    export, model = context.config.export, expansion.model
+    if export.with_transformers:
+        model.generation_config = _endings(context)
+        model.save_pretrained(folder)
+        context.target.tokenizer().save_pretrained(folder)
+    vocabulary = _vocabulary(context)
+    if vocabulary is not None:
+        name = f"Draft for {context.target.name}"
+        gguf_model.write(model, vocabulary, export.gguf_type, name, folder / serve.GGUF)
+        difference = gguf_vocabulary.incompatibility(vocabulary, gguf_vocabulary.read(folder / serve.GGUF))
+        if difference:
+            raise PipelineError(f"export.format=gguf: llama.cpp would not let this draft serve its target ({difference})")
+    (folder / "README.md").write_text(card.model_card(context, expansion.excluded_mass), encoding="utf-8")
+    by_temperature = context.parent(Stage.speculate).details["by_temperature"]
+    (folder / "serve.md").write_text(serve.instructions(export, by_temperature), encoding="utf-8")
+    write_json(folder / "gate.json", evidence)
+    write_json(folder / PROVENANCE, card.provenance(context, run_id))
+
+
+def _endings(context: Context) -> GenerationConfig:
+    """The ids that begin, end and pad the target's text, and nothing of how it samples."""
+    tokenizer, folder = context.target.tokenizer(), context.target.folder
+    if (folder / "generation_config.json").is_file():
+        known = GenerationConfig.from_pretrained(folder)
+    else:
+        known = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+    listed = known.eos_token_id if isinstance(known.eos_token_id, list) else [known.eos_token_id]
+    ends = sorted({i for i in [*listed, tokenizer.eos_token_id] if i is not None})
+    return GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id if known.bos_token_id is None else known.bos_token_id,
+        eos_token_id=(ends[0] if len(ends) == 1 else ends) or None,
+        pad_token_id=tokenizer.pad_token_id if known.pad_token_id is None else known.pad_token_id,
+    )
+
+
+def _prove(context: Context, trained: Draft, folder: Path, held_out: list[Response]) -> dict[str, parity.Likeness]:
+    """How every form of the export, read in a fresh process, compares with the trained draft; refused if it differs."""
+    export = context.config.export
+    forms = {"transformers": {}} if export.with_transformers else {}
+    forms |= {"gguf": {"gguf_file": serve.GGUF}} if export.with_gguf else {}
+    entries = context.parent(Stage.speculate).details["by_temperature"].values()
+    order = parity.job(context.target.folder, folder, forms, held_out, next(iter(entries))["draft_tokens"])
+    answers = parity.in_a_fresh_process(order)
+    likeness = {}
+    for form in forms:
+        rounded = trained
+        if form == "gguf":
+            rounded = Draft(copy.deepcopy(trained.model), trained.vocabulary)
+            gguf_model.round_weights(rounded.model, export.gguf_type)
+        likeness[form] = parity.compare(answers, form, trained, rounded, order["texts"])
+        parity.require(likeness[form], form, answers["forms"][form]["misplaced"])
+    return likeness

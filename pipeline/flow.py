@@ -17,7 +17,7 @@ import transformers
 import yaml
 from filelock import FileLock
 
-from data.artifact import MANIFEST, differences, fingerprint, write_json
+from data.artifact import MANIFEST, differences, fingerprint, folder_hash, write_json
 from data.shards import DamagedShardError
 from pipeline import calibrate, corpus, distil, export, generate, logits, rehearsal, report, speculate, tables, tracking
 from pipeline.config import Config, Stage
@@ -54,24 +54,36 @@ def execute(config: Config, work: Path, output: Path, params: dict[str, object],
     if config.threads:
         torch.set_num_threads(config.threads)
     _quiet()
-    context = Context(config, work, output)
+    context = Context(config, work, output, overrides)
     tags = {"git_sha": _git_sha(), "machine": str(machine()["cpu"]), "threads": str(machine()["threads"])}
     needed = ancestors(config.stages)
     if config.logits.dry_run:
         context.artifacts = {stage: _finished(stage, context) for stage in ancestors(list(PARENTS[Stage.logits]))}
         rehearsal.show(context)
         return float("nan")
+    if Stage.export in config.stages:
+        export.look_ahead(context, _foreseen(context))
     with tracking.execution(config.tracking, work, run_name(overrides), tags) as run:
         run.params(params)
         run.text(yaml.safe_dump(nested(params), sort_keys=False), "config.yaml")
         run.tags({"overrides": " ".join(overrides), "output": str(output)})
         for stage in needed:
-            context.artifacts[stage] = _reach(stage, context, run)
-        headline = {name: value for artifact in context.artifacts.values() for name, value in artifact.metrics.items()}
-        run.metrics(headline)
-        if Stage.report in context.artifacts:
-            report.publish(context, run)
-        tables.show(context, tracking.store_uri(config.tracking, work))
+            try:
+                context.artifacts[stage] = _reach(stage, context, run)
+            except PipelineError:
+                if stage is Stage.export:  # what was measured is worth seeing, the more so when the gate refuses it
+                    _conclude(context, run)
+                raise
+        return _conclude(context, run)
+
+
+def _conclude(context: Context, run: tracking.Run) -> float:
+    """Log and print what was found; gives the measured speed ratio."""
+    headline = {name: value for artifact in context.artifacts.values() for name, value in artifact.metrics.items()}
+    run.metrics(headline)
+    if Stage.report in context.artifacts:
+        report.publish(context, run)
+    tables.show(context, tracking.store_uri(context.config.tracking, context.work))
     return headline.get("speed/ratio", float("nan"))
 
 
@@ -114,11 +126,13 @@ def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
         if not (folder / MANIFEST).is_file():
             log.info("%s: begins (%s)", stage.name, folder.name)
             tags = {"stage": stage.name, "fingerprint": folder.name, "folder": str(folder)}
+            draft = folder_hash(context.parent(Stage.distil).folder / "draft") if Stage.distil in PARENTS[stage] else None
             with run.child(stage.name, tags) as child:
                 metrics, details = _run(module, context, folder, child)
                 child.metrics(metrics)
                 child.text(json.dumps(details, indent=2, default=str), "details.json")
-            write_json(folder / MANIFEST, {"identity": identity, "metrics": metrics, "details": details})
+            record = {"identity": identity, "metrics": metrics, "details": details, "run_id": child.run_id, "draft": draft}
+            write_json(folder / MANIFEST, record)
     return _read(stage, folder)
 
 
@@ -132,6 +146,15 @@ def _place(stage: Stage, context: Context) -> tuple[dict[str, Any], Path]:
         "parents": {parent.name: context.parent(parent).fingerprint for parent in PARENTS[stage]},
     }
     return identity, context.work / "artifacts" / stage.name / fingerprint(identity)
+
+
+def _foreseen(context: Context) -> Path:
+    """The folder that the export will have. Identities say all that shapes a result, so no stage need have run."""
+    for stage in ancestors([Stage.export]):
+        folder = _place(stage, context)[1]
+        context.artifacts[stage] = Artifact(stage, folder, folder.name, {}, {})
+    context.artifacts.clear()
+    return folder
 
 
 def _finished(stage: Stage, context: Context) -> Artifact:
@@ -152,7 +175,8 @@ def _run(module: Any, context: Context, folder: Path, child: tracking.Run) -> tu
 
 def _read(stage: Stage, folder: Path) -> Artifact:
     manifest = json.loads((folder / MANIFEST).read_text())
-    return Artifact(stage, folder, folder.name, manifest["metrics"], manifest["details"])
+    kept = (manifest[key] for key in ("metrics", "details"))
+    return Artifact(stage, folder, folder.name, *kept, manifest.get("run_id"), manifest.get("draft"))
 
 
 def _missing(stage: Stage, identity: dict[str, Any], folder: Path) -> str:
@@ -174,7 +198,7 @@ def _quiet() -> None:
     transformers.logging.disable_progress_bar()
     datasets.logging.set_verbosity(logging.CRITICAL)  # what it cannot read becomes our message
     datasets.disable_progress_bars()
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning", "gguf"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.WARNING)
         logger.handlers.clear()

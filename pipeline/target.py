@@ -32,11 +32,12 @@ _WEIGHTS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
 @dataclass(frozen=True)
 class TargetFiles:
-    """A folder that ``from_pretrained`` loads, and a hash of all its files."""
+    """A folder that ``from_pretrained`` loads, and a hash of all its files; ``gguf`` is the file it was made from, if any."""
 
     name: str
     folder: Path
     fingerprint: str
+    gguf: Path | None = None
 
     def load(self, dtype: torch.dtype) -> PreTrainedModel:
         """The model in eval mode."""
@@ -58,20 +59,22 @@ def resolve(target: Target, work: Path, seed: int) -> TargetFiles:
     Raises:
         PipelineError: it does not exist, is no causal LM, is damaged, or has another hash.
     """
-    path = target.path
+    path, gguf = target.path, None
     if path == "random:tiny":
         folder = work / "targets" / f"tiny-{seed}-{tiny.FORMAT}"
         _make_once(folder, lambda new: tiny.make(new, seed))
     elif path.startswith("package:"):
-        folder = _from_gguf(_in_package(path.removeprefix("package:")), target, work)
+        gguf = _in_package(path.removeprefix("package:"))
     elif path.endswith(".gguf"):
-        folder = _from_gguf(Path(path).expanduser(), target, work)
+        gguf = Path(path).expanduser()
     else:
         folder = _folder_or_hub(path)
+    if gguf is not None:
+        folder = _from_gguf(gguf, target, work)
     _check_causal_lm(path, folder)
     files = sorted(p for pattern in _WEIGHTS for p in folder.glob(pattern) if p.name != "README.md")
     name = path.removeprefix("package:").rstrip("/").rsplit("/", 1)[-1]
-    return TargetFiles(name, folder, fingerprint({p.name: file_hash(p) for p in files}))
+    return TargetFiles(name, folder, fingerprint({p.name: file_hash(p) for p in files}), gguf)
 
 
 def _in_package(name: str) -> Path:
@@ -139,7 +142,7 @@ def _folder_or_hub(path: str) -> Path:
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise PipelineError(f"target.path={path}: no such folder; give a model folder, a hub name or a GGUF file")
     try:
-        return Path(huggingface_hub.snapshot_download(path, allow_patterns=list(_WEIGHTS)))
+        return Path(huggingface_hub.snapshot_download(path, allow_patterns=[*_WEIGHTS, "README.md"]))
     except Exception as error:  # offline, gated, unknown: the hub's own words say which
         raise PipelineError(f"target.path={path}: neither a folder nor a hub model that can be fetched ({error})") from error
 

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 
-from data.artifact import atomic, differences, file_hash, fingerprint, publish_folder, write_json
+from data.artifact import atomic, differences, file_hash, fingerprint, folder_hash, publish_folder, write_json
 
 
 def names(folder) -> list[str]:
@@ -145,3 +146,42 @@ def test_what_is_no_json_leaves_the_old_file(tmp_path):
         write_json(tmp_path / "x.json", {"a": object()})
     assert names(tmp_path) == ["x.json"]
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
+
+
+def fill(text):
+    return lambda folder: (folder / "file").write_text(text)
+
+
+def test_a_folder_is_replaced_whole(tmp_path):
+    publish_folder(tmp_path / "out", fill("old"))
+    (tmp_path / "out" / "more").write_text("old")
+    publish_folder(tmp_path / "out", fill("new"), replace=True)
+    assert [(p.name, p.read_text()) for p in (tmp_path / "out").iterdir()] == [("file", "new")]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_that_could_not_be_replaced_is_as_it_was(tmp_path, monkeypatch):
+    publish_folder(tmp_path / "out", fill("old"))
+    rename = Path.rename
+
+    def failing(self, target):
+        if self.name.endswith(".partial"):
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="No space"):
+        publish_folder(tmp_path / "out", fill("new"), replace=True)
+    assert (tmp_path / "out" / "file").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_hash_of_a_folder_is_of_names_and_bytes(tmp_path):
+    publish_folder(tmp_path / "a", fill("x"))
+    publish_folder(tmp_path / "b", fill("x"))
+    assert folder_hash(tmp_path / "a") == folder_hash(tmp_path / "b")
+    (tmp_path / "b" / "file").write_text("y")
+    changed = folder_hash(tmp_path / "b")
+    assert changed != folder_hash(tmp_path / "a")
+    (tmp_path / "b" / "file").rename(tmp_path / "b" / "other")
+    assert folder_hash(tmp_path / "b") not in (changed, folder_hash(tmp_path / "a"))

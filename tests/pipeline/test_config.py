@@ -140,6 +140,9 @@ POSITIVE = (
         "decoding.min_p=1.5",
         "draft.vocabulary_size=-1",
         "target.path=''",
+        "export.minimum_overlap=1.5",
+        "export.minimum_ratio=-1.0",
+        "export.maximum_memory=0",
     ],
 )
 def test_bad_value_is_refused_with_its_key_value_and_remedy(override):
@@ -155,6 +158,17 @@ def test_bad_value_is_refused_with_its_key_value_and_remedy(override):
 )
 def test_values_on_the_edge_are_allowed(override):
     check(composed(override))
+
+
+@pytest.mark.parametrize(("word", "value"), [("off", False), ("on", True), ("false", False)])
+def test_the_gate_is_a_switch(word, value):
+    assert composed(f"export.gate={word}").export.gate is value
+
+
+def test_smoke_asks_for_losslessness_alone():
+    export = composed(SMOKE).export
+    assert (export.gate, export.lossless) == (True, True)
+    assert (export.minimum_overlap, export.minimum_ratio, export.maximum_memory) == (0.0, 0.0, None)
 
 
 @pytest.mark.parametrize("ask", ["--help", "--cfg"])

@@ -1,5 +1,7 @@
 """An expanded draft is a stock model: kept logits as they were, the others out of reach, and the margin is measured."""
 
+import copy
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -85,3 +87,25 @@ def test_a_whole_draft_stays_as_it_is(tmp_path):
     expansion = expand(draft, TEXTS)
     assert expansion.excluded_mass == 0.0
     assert expansion.model is draft.model
+
+
+@pytest.mark.parametrize("rows", [250, 300])
+def test_the_rows_are_the_targets(rows, draft):
+    kept = KEPT[rows > KEPT]
+    narrow = Draft(draft.model, draft.vocabulary)
+    if rows < 259:  # a target that pads less than the draft's source did
+        narrow = trained_rows(draft, kept)
+    texts = [[token for token in text if token < rows] for text in TEXTS]
+    model = expand(narrow, texts, rows).model
+    assert model.get_input_embeddings().weight.shape[0] == model.get_output_embeddings().weight.shape[0] == rows
+    assert model.config.vocab_size == rows
+    torch.testing.assert_close(logits(model, texts[0])[:, kept], logits(narrow.model, texts[0]), atol=1e-5, rtol=1e-5)
+
+
+def trained_rows(draft: Draft, kept: torch.Tensor) -> Draft:
+    """The same draft with fewer head rows."""
+    model = copy.deepcopy(draft.model)
+    head = torch.nn.Linear(64, len(kept), bias=False)
+    head.weight.data = draft.model.get_output_embeddings().weight.data[: len(kept)].clone()
+    model.set_output_embeddings(head)
+    return Draft(model, kept)

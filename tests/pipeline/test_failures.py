@@ -292,3 +292,20 @@ def test_export_path_that_exists_is_refused_and_left_alone(work, tmp_path, refus
     message = refused(SMOKE, f"export.path={place}", work=work)
     assert message.startswith(f"draftsmith: export.path={place}: ")
     assert [p.name for p in place.iterdir()] == ["mine"]
+
+
+def test_export_path_that_exists_is_refused_before_anything_runs(tmp_path, refused):
+    place = tmp_path / "export"
+    place.mkdir()
+    message = refused(SMOKE, f"export.path={place}", work=tmp_path / "work")
+    assert message.startswith(f"draftsmith: export.path={place}: this folder exists")
+    assert not (tmp_path / "work" / "artifacts").exists()
+
+
+def test_draft_whose_files_were_altered_is_not_exported(work, refused):
+    path = only(work / "artifacts" / "distil") / "draft" / "draft.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    shutil.rmtree(only(work / "artifacts" / "export"))
+    assert "altered after they were measured" in refused(SMOKE, work=work)

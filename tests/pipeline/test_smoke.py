@@ -113,6 +113,31 @@ def test_part_run_whose_results_exist_does_nothing(work, attempt):
     assert digest(work / "artifacts") == before
 
 
+def test_the_export_was_read_in_a_process_of_its_own_and_let_out_by_the_gate(smoke):
+    made = manifest(smoke.work, "export")
+    found = made["details"]["transformers"]
+    assert found["largest_logit_difference"] <= 1e-4
+    assert abs(found["overlap"] - found["overlap_trained"]) <= 0.01
+    assert found["same_output"] is True
+    assert (made["details"]["gate"], made["details"]["passed"]) == ("on", True)
+    folder = only(smoke.work / "artifacts" / "export") / "draft"
+    assert {"README.md", "serve.md", "gate.json", "provenance.json"} <= {path.name for path in folder.iterdir()}
+    record = json.loads((folder / "provenance.json").read_text())
+    assert set(record["runs"]) == set(STAGES)
+    assert record["overrides"] == ["+experiment=smoke", "paths.work=…"]
+    assert str(smoke.work) not in "".join(path.read_text() for path in folder.glob("*.md"))
+
+
+def test_a_draft_that_loses_is_refused_and_only_its_evidence_is_kept(work, attempt):
+    before = digest(work / "artifacts")
+    code, stderr = attempt(SMOKE, "export.minimum_ratio=9", work=work)
+    assert code == 2
+    assert "lower end of the speed ratio at temperature 0 is" in stderr
+    assert "below export.minimum_ratio=9" in stderr
+    added = [path for path in digest(work / "artifacts").keys() - before.keys() if not path.endswith(".lock")]
+    assert [path.split("/")[0] + "/" + path.split("/")[-1] for path in added] == ["export/gate.json"]
+
+
 def test_export_loads_without_remote_code_and_assists_without_changing_greedy_output(smoke):
     folder = only(smoke.work / "artifacts" / "export") / "draft"
     [target_folder] = [p for p in (smoke.work / "targets").iterdir() if p.is_dir()]

@@ -1,0 +1,103 @@
+"""serve.md: how each engine is told to use the exported draft, and which of it was measured here.
+
+The words of other engines are from their documentation; a command that was not run says so.
+"""
+
+from typing import Any
+
+from pipeline.export_config import Export
+
+GGUF = "draft.gguf"
+
+
+def instructions(export: Export, by_temperature: dict[str, Any]) -> str:
+    """Markdown with one section an engine. K is that of the first temperature measured."""
+    length = next(iter(by_temperature.values()))["draft_tokens"]
+    sections = (_transformers(export, by_temperature, length), _servers(export, length), _llama_cpp(export, length))
+    return "\n".join([HEADER, *sections])
+
+
+HEADER = """# Serving the draft
+
+`TARGET` stands for the target model, `DRAFT` for this folder.
+"""
+
+
+def _transformers(export: Export, by_temperature: dict[str, Any], length: int) -> str:
+    file = f', gguf_file="{GGUF}"' if not export.with_transformers else ""
+    return f"""## transformers: {_measured(by_temperature)}
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("TARGET")
+target = AutoModelForCausalLM.from_pretrained("TARGET")
+draft = AutoModelForCausalLM.from_pretrained("DRAFT"{file})
+draft.generation_config.num_assistant_tokens = {length}
+draft.generation_config.num_assistant_tokens_schedule = "constant"
+draft.generation_config.assistant_confidence_threshold = 0.0
+inputs = tokenizer("A queue is", return_tensors="pt")
+print(tokenizer.decode(target.generate(**inputs, assistant_model=draft, max_new_tokens=64)[0]))
+```
+"""
+
+
+def _measured(by_temperature: dict[str, Any]) -> str:
+    """What the run itself timed: transformers assisted by the same weights, against transformers alone."""
+    timed = {t: e for t, e in by_temperature.items() if "ratio_assisted" in e}
+    if not timed:
+        return "output checked, speed not measured"
+    ratios = (
+        f"{e['ratio_transformers']['median'] / e['ratio_assisted']['median']:.2f}× at temperature {t}" for t, e in timed.items()
+    )
+    return f"measured, {', '.join(ratios)} (ratio of medians of the time without and with the draft)"
+
+
+def _servers(export: Export, length: int) -> str:
+    if not export.with_transformers:
+        return "## vLLM, SGLang, OpenVINO GenAI: not run\n\nThey read safetensors; export with export.format=both.\n"
+    return f"""## vLLM: not run
+
+```console
+vllm serve TARGET --speculative-config '{{"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": {length}}}'
+```
+
+Both models need the same tensor-parallel size.
+
+## SGLang: not run
+
+```console
+python -m sglang.launch_server --model-path TARGET --speculative-algorithm STANDALONE \\
+    --speculative-draft-model-path DRAFT --speculative-num-steps {length} --speculative-eagle-topk 1 \\
+    --speculative-num-draft-tokens {length + 1}
+```
+
+## OpenVINO GenAI: not run
+
+```console
+optimum-cli export openvino --model TARGET target-openvino
+optimum-cli export openvino --model DRAFT draft-openvino
+```
+
+```python
+import openvino_genai
+
+draft = openvino_genai.draft_model("draft-openvino", "CPU")
+pipe = openvino_genai.LLMPipeline("target-openvino", "CPU", draft_model=draft)
+print(pipe.generate("A queue is", max_new_tokens=64, num_assistant_tokens={length}))
+```
+"""
+
+
+def _llama_cpp(export: Export, length: int) -> str:
+    if not export.with_gguf:
+        return "## llama.cpp: not run\n\nIt reads GGUF; export with export.format=gguf or both.\n"
+    return f"""## llama.cpp: not run
+
+```console
+llama-server -m TARGET.gguf -md DRAFT/{GGUF} --draft-max {length} --draft-min 1
+```
+
+Newer builds call the last two `--spec-draft-n-max` and `--spec-draft-n-min`. Its rules for the two vocabularies were
+checked; the target's GGUF file must be of the same tokenizer.
+"""
