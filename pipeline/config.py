@@ -1,16 +1,11 @@
 """The typed configuration: one frozen dataclass for each config group; values live in ``conf/``.
 
-Hydra checks names and types against these classes; ``check`` refuses values that no stage could use. Only the entry
-point sees a DictConfig, everything behind it sees these.
+Hydra checks names and types against these classes, ``pipeline.check`` refuses values that no stage could use. Only the
+entry point sees a DictConfig, everything behind it sees these.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
-
-from data.serving import refusal
-from pipeline import export_config
-from pipeline.errors import PipelineError
-from pipeline.export_config import Export
 
 
 class Stage(Enum):
@@ -183,6 +178,44 @@ class Tracking:
     experiment: str = "draftsmith"
 
 
+class Format(Enum):
+    """What is written: safetensors with tokenizer files, one GGUF file, or both."""
+
+    transformers = 1
+    gguf = 2
+    both = 3
+
+
+class GgufType(Enum):
+    """Number format of the matrices in a GGUF file; vectors stay in float32."""
+
+    f32 = 1
+    f16 = 2
+    bf16 = 3
+    q8_0 = 4
+
+
+@dataclass(frozen=True)
+class Export:
+    path: str | None = None
+    overwrite: bool = False
+    format: Format = Format.transformers
+    gguf_type: GgufType = GgufType.f16
+    gate: bool = True
+    minimum_overlap: float = 0.1
+    minimum_ratio: float = 1.0
+    lossless: bool = True
+    maximum_memory: float | None = None
+
+    @property
+    def with_transformers(self) -> bool:
+        return self.format is not Format.gguf
+
+    @property
+    def with_gguf(self) -> bool:
+        return self.format is not Format.transformers
+
+
 @dataclass(frozen=True)
 class Config:
     stages: list[Stage] = field(default_factory=lambda: list(Stage))
@@ -201,82 +234,3 @@ class Config:
     decoding: Decoding = field(default_factory=Decoding)
     tracking: Tracking = field(default_factory=Tracking)
     export: Export = field(default_factory=Export)
-
-
-def check(config: Config) -> None:
-    """Refuse values that no stage could use.
-
-    Raises:
-        PipelineError: naming the key, the value and what is allowed.
-    """
-    positive = {
-        "corpus.train": config.corpus.train,
-        "corpus.validation": config.corpus.validation,
-        "corpus.test": config.corpus.test,
-        "generate.max_new_tokens": config.generate.max_new_tokens,
-        "generate.max_prompt_tokens": config.generate.max_prompt_tokens,
-        "generate.batch_size": config.generate.batch_size,
-        "codec.top_k": config.codec.top_k,
-        "codec.evaluation_top_k": config.codec.evaluation_top_k,
-        "codec.samples": config.codec.samples,
-        "codec.temperature": config.codec.temperature,
-        "codec.batch_size": config.codec.batch_size,
-        "optimizer.learning_rate": config.optimizer.learning_rate,
-        "optimizer.muon_learning_rate": config.optimizer.muon_learning_rate,
-        "trainer.max_steps": config.trainer.max_steps,
-        "trainer.batch_size": config.trainer.batch_size,
-        "trainer.accumulate": config.trainer.accumulate,
-        "trainer.validate_every": config.trainer.validate_every,
-        "optimizer.gradient_clip": config.optimizer.gradient_clip,
-        "decoding.longest_draft": config.decoding.longest_draft,
-        "decoding.prompts": config.decoding.prompts,
-        "decoding.max_new_tokens": config.decoding.max_new_tokens,
-        "decoding.lossless_tokens": config.decoding.lossless_tokens,
-    }
-    for key, value in positive.items():
-        require(value > 0, key, value, "give a number above 0")
-    require(bool(config.stages), "stages", "[]", f"name at least one of {', '.join(s.name for s in Stage)}")
-    require(config.seed >= 0, "seed", config.seed, "give a number ≥ 0")
-    require(config.threads is None or config.threads > 0, "threads", config.threads, "give a number above 0, or null")
-    for name in ("warmup_share", "final_share"):
-        share = getattr(config.optimizer, name)
-        require(0 <= share <= 1, f"optimizer.{name}", share, "give a number from 0 to 1")
-    require(config.codec.tail_samples >= 0, "codec.tail_samples", config.codec.tail_samples, "0 draws none")
-    require(config.codec.bits in (8, 16), "codec.bits", config.codec.bits, "give 8 or 16")
-    objective = config.objective.divergence.name
-    refused = refusal(config.codec.kind.name, objective)
-    require(refused is None, "objective.divergence", objective, str(refused))
-    for name in ("dry_run", "verify", "repair"):
-        alone = not getattr(config.logits, name) or config.stages == [Stage.logits]
-        require(alone, f"logits.{name}", "true", "it looks at the logits stage alone; add stages=[logits]")
-    from_dataset = config.corpus.source is Source.dataset
-    require(
-        not from_dataset or bool(config.corpus.path), "corpus.path", config.corpus.path, "give a file, folder or dataset name"
-    )
-    generate, decoding, draft = config.generate, config.decoding, config.draft
-    require(bool(generate.temperatures), "generate.temperatures", "[]", "give at least one temperature")
-    require(bool(decoding.temperatures), "decoding.temperatures", "[]", "give at least one temperature")
-    betas = config.optimizer.betas
-    require(len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "optimizer.betas", betas, "give two numbers in [0, 1)")
-    for key, temperatures in (("generate", generate.temperatures), ("decoding", decoding.temperatures)):
-        require(all(t >= 0 for t in temperatures), f"{key}.temperatures", temperatures, "temperatures are ≥ 0")
-    missing = sorted(set(decoding.temperatures) - set(generate.temperatures))
-    require(not missing, "decoding.temperatures", missing, "decoding needs text written at the same temperature: "
-            "add it to generate.temperatures")  # fmt: skip
-    require(len(generate.shares) == len(generate.temperatures) and min(generate.shares) >= 0 and sum(generate.shares) > 0,
-            "generate.shares", generate.shares, "give one share ≥ 0 for each of generate.temperatures")  # fmt: skip
-    require(decoding.draft_tokens is None or 0 < decoding.draft_tokens <= decoding.longest_draft, "decoding.draft_tokens",
-            decoding.draft_tokens, "null lets calibration choose; else 1 … decoding.longest_draft")  # fmt: skip
-    require(bool(draft.layers or draft.path), "draft.layers", draft.layers, "name layers of the target, or give draft.path")
-    require(draft.vocabulary_size >= 0, "draft.vocabulary_size", draft.vocabulary_size, "0 keeps the whole vocabulary")
-    require(0 < decoding.top_p <= 1, "decoding.top_p", decoding.top_p, "give a number in (0, 1]")
-    require(0 <= decoding.min_p <= 1, "decoding.min_p", decoding.min_p, "give a number from 0 to 1; 0 switches it off")
-    require(decoding.top_k >= 0, "decoding.top_k", decoding.top_k, "0 switches it off")
-    export_config.check(config.export)
-    require(bool(config.target.path), "target.path", "''", "give a folder, a hub name, a GGUF file or package:NAME")
-
-
-def require(holds: bool, key: str, value: object, fix: str) -> None:
-    """Raise PipelineError "key=value: fix" unless ``holds``."""
-    if not holds:
-        raise PipelineError(f"{key}={value}: {fix}")

@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from pipeline.config import Export
 from pipeline.errors import PipelineError
-from pipeline.export_config import Export
 
 MIB = 2**20
 

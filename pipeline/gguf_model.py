@@ -15,8 +15,8 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from pipeline.config import GgufType
 from pipeline.errors import PipelineError
-from pipeline.export_config import GgufType
 from pipeline.gguf_vocabulary import Vocabulary, add_vocabulary
 
 ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}

@@ -16,7 +16,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import Config, check
+from pipeline.check import check
+from pipeline.config import Config
 from pipeline.errors import PipelineError
 
 

@@ -5,7 +5,7 @@ The words of other engines are from their documentation; a command that was not 
 
 from typing import Any
 
-from pipeline.export_config import Export
+from pipeline.config import Export
 
 GGUF = "draft.gguf"
 

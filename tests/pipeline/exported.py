@@ -20,10 +20,9 @@ from data.artifact import fingerprint, folder_hash
 from data.responses import Request, Response, write_shard
 from pipeline import draft as drafts
 from pipeline import parity, stock_reader
-from pipeline.config import Config, Stage, Target
+from pipeline.config import Config, Export, Stage, Target
 from pipeline.config import Draft as DraftConfig
 from pipeline.context import Artifact, Context
-from pipeline.export_config import Export
 from pipeline.target import TargetFiles
 from pipeline.tiny import byte_tokenizer
 

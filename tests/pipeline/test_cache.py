@@ -15,7 +15,8 @@ from data.serving import refusal, weights_refusal
 from data.targets import DenseTargets, SparseTargets
 from pipeline import config as settings
 from pipeline import rehearsal, tiny
-from pipeline.config import Codec, Config, Logits, Objective, Stage, check
+from pipeline.check import check
+from pipeline.config import Codec, Config, Logits, Objective, Stage
 from pipeline.errors import PipelineError
 from pipeline.losses import forward_kl, support
 from pipeline.teacher import check_plain_head

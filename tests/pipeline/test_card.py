@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from pipeline import card, serve
-from pipeline.config import Stage
-from pipeline.export_config import Export, Format
+from pipeline.config import Export, Format, Stage
 from pipeline.target import TargetFiles
 from tests.pipeline.conftest import write_gguf
 from tests.pipeline.exported import MEASURED, finished, in_this_process

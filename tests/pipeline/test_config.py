@@ -9,7 +9,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from pipeline.config import Config, Stage, check
+from pipeline.check import check
+from pipeline.config import Config, Stage
 from pipeline.errors import PipelineError
 from pipeline.main import flat
 from tests.pipeline.conftest import REPOSITORY, SMOKE, STAGES, command

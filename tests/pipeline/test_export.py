@@ -15,9 +15,8 @@ from data.artifact import MANIFEST
 from pipeline import draft as drafts
 from pipeline import export, parity, stock_reader, tiny
 from pipeline.config import Draft as DraftConfig
-from pipeline.config import Stage
+from pipeline.config import Format, GgufType, Stage
 from pipeline.errors import PipelineError
-from pipeline.export_config import Format, GgufType
 from tests.pipeline.exported import KEPT, Child, finished, in_this_process, model_of, responses, stage_folder
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma", "gpt2")

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import gate
+from pipeline.check import check
+from pipeline.config import Config, Export, Target
 from pipeline.errors import PipelineError
-from pipeline.export_config import Export, check
 from tests.pipeline.exported import MEASURED, config_of
 
 NAN = float("nan")
@@ -132,4 +133,4 @@ def test_files_that_were_altered_are_refused():
 )
 def test_thresholds_that_mean_nothing_are_refused(export, key):
     with pytest.raises(PipelineError, match=f"^{key}: give"):
-        check(export)
+        check(Config(target=Target(path="x"), export=export))

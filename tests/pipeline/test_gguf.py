@@ -11,9 +11,8 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 from pipeline import gguf_model, gguf_vocabulary
-from pipeline.config import Stage
+from pipeline.config import Format, GgufType, Stage
 from pipeline.errors import PipelineError
-from pipeline.export_config import Format, GgufType
 from pipeline.gguf_vocabulary import CASELESS, TAIL, build, incompatibility, padded, read
 from pipeline.tiny import byte_tokenizer
 from tests.pipeline.conftest import write_gguf

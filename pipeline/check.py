@@ -1,0 +1,125 @@
+"""Values of the configuration that no stage could use are refused here, before anything runs.
+
+One function for each part of the configuration. It knows no file and no model: what only those can tell (a path that is
+not there, a layer that the target lacks) the stage itself refuses.
+"""
+
+from data.serving import refusal
+from pipeline.config import (
+    Codec,
+    Config,
+    Corpus,
+    Decoding,
+    Draft,
+    Export,
+    Generate,
+    Logits,
+    Objective,
+    Optimizer,
+    Source,
+    Stage,
+)
+from pipeline.errors import PipelineError
+
+
+def check(config: Config) -> None:
+    """Refuse values that no stage could use.
+
+    Raises:
+        PipelineError: naming the key, the value and what is allowed.
+    """
+    _positive(config)
+    require(bool(config.stages), "stages", "[]", f"name at least one of {', '.join(s.name for s in Stage)}")
+    require(config.seed >= 0, "seed", config.seed, "give a number ≥ 0")
+    require(config.threads is None or config.threads > 0, "threads", config.threads, "give a number above 0, or null")
+    _corpus(config.corpus)
+    _generate(config.generate)
+    _codec(config.codec, config.objective)
+    _logits(config.logits, config.stages)
+    _draft(config.draft)
+    _optimizer(config.optimizer)
+    _decoding(config.decoding, config.generate)
+    _export(config.export)
+    require(bool(config.target.path), "target.path", "''", "give a folder, a hub name, a GGUF file or package:NAME")
+
+
+def require(holds: bool, key: str, value: object, fix: str) -> None:
+    """Raise PipelineError "key=value: fix" unless ``holds``."""
+    if not holds:
+        raise PipelineError(f"{key}={value}: {fix}")
+
+
+def _positive(config: Config) -> None:
+    groups = {
+        "corpus": ("train", "validation", "test"),
+        "generate": ("max_new_tokens", "max_prompt_tokens", "batch_size"),
+        "codec": ("top_k", "evaluation_top_k", "samples", "temperature", "batch_size"),
+        "optimizer": ("learning_rate", "muon_learning_rate", "gradient_clip"),
+        "trainer": ("max_steps", "batch_size", "accumulate", "validate_every"),
+        "decoding": ("longest_draft", "prompts", "max_new_tokens", "lossless_tokens"),
+    }
+    for group, keys in groups.items():
+        for key in keys:
+            value = getattr(getattr(config, group), key)
+            require(value > 0, f"{group}.{key}", value, "give a number above 0")
+
+
+def _corpus(corpus: Corpus) -> None:
+    named = corpus.source is not Source.dataset or bool(corpus.path)
+    require(named, "corpus.path", corpus.path, "give a file, folder or dataset name")
+
+
+def _generate(generate: Generate) -> None:
+    temperatures, shares = generate.temperatures, generate.shares
+    require(bool(temperatures), "generate.temperatures", "[]", "give at least one temperature")
+    require(all(t >= 0 for t in temperatures), "generate.temperatures", temperatures, "temperatures are ≥ 0")
+    divided = len(shares) == len(temperatures) and min(shares) >= 0 and sum(shares) > 0
+    require(divided, "generate.shares", shares, "give one share ≥ 0 for each of generate.temperatures")
+
+
+def _codec(codec: Codec, objective: Objective) -> None:
+    require(codec.tail_samples >= 0, "codec.tail_samples", codec.tail_samples, "0 draws none")
+    require(codec.bits in (8, 16), "codec.bits", codec.bits, "give 8 or 16")
+    refused = refusal(codec.kind.name, objective.divergence.name)
+    require(refused is None, "objective.divergence", objective.divergence.name, str(refused))
+
+
+def _logits(logits: Logits, stages: list[Stage]) -> None:
+    for name in ("dry_run", "verify", "repair"):
+        alone = not getattr(logits, name) or stages == [Stage.logits]
+        require(alone, f"logits.{name}", "true", "it looks at the logits stage alone; add stages=[logits]")
+
+
+def _draft(draft: Draft) -> None:
+    require(bool(draft.layers or draft.path), "draft.layers", draft.layers, "name layers of the target, or give draft.path")
+    require(draft.vocabulary_size >= 0, "draft.vocabulary_size", draft.vocabulary_size, "0 keeps the whole vocabulary")
+
+
+def _optimizer(optimizer: Optimizer) -> None:
+    for name in ("warmup_share", "final_share"):
+        share = getattr(optimizer, name)
+        require(0 <= share <= 1, f"optimizer.{name}", share, "give a number from 0 to 1")
+    betas = optimizer.betas
+    require(len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "optimizer.betas", betas, "give two numbers in [0, 1)")
+
+
+def _decoding(decoding: Decoding, generate: Generate) -> None:
+    temperatures, fixed = decoding.temperatures, decoding.draft_tokens
+    require(bool(temperatures), "decoding.temperatures", "[]", "give at least one temperature")
+    require(all(t >= 0 for t in temperatures), "decoding.temperatures", temperatures, "temperatures are ≥ 0")
+    missing = sorted(set(temperatures) - set(generate.temperatures))
+    fix = "decoding needs text written at the same temperature: add it to generate.temperatures"
+    require(not missing, "decoding.temperatures", missing, fix)
+    fits = fixed is None or 0 < fixed <= decoding.longest_draft
+    require(fits, "decoding.draft_tokens", fixed, "null lets calibration choose; else 1 … decoding.longest_draft")
+    require(0 < decoding.top_p <= 1, "decoding.top_p", decoding.top_p, "give a number in (0, 1]")
+    require(0 <= decoding.min_p <= 1, "decoding.min_p", decoding.min_p, "give a number from 0 to 1; 0 switches it off")
+    require(decoding.top_k >= 0, "decoding.top_k", decoding.top_k, "0 switches it off")
+
+
+def _export(export: Export) -> None:
+    """Thresholds that no draft, or every draft, would pass by mistake."""
+    overlap, ratio, memory = export.minimum_overlap, export.minimum_ratio, export.maximum_memory
+    require(0 <= overlap <= 1, "export.minimum_overlap", overlap, "give a number from 0 to 1; 0 asks for nothing")
+    require(0 <= ratio < float("inf"), "export.minimum_ratio", ratio, "give a number ≥ 0; 0 asks for nothing")
+    require(memory is None or memory > 0, "export.maximum_memory", memory, "give MiB above 0, or null for no limit")
