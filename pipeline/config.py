@@ -4,6 +4,7 @@ Hydra checks names and types against these classes; ``check`` refuses values tha
 point sees a DictConfig, everything behind it sees these.
 """
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -91,11 +92,20 @@ class Divergence(Enum):
     """The objective of distillation."""
 
     forward_kl = 1
+    reverse_kl = 2
+    jensen_shannon = 3
+    total_variation = 4
+    overlap = 5
+    hybrid = 6
+    cross_entropy = 7
 
 
 @dataclass(frozen=True)
 class Objective:
     divergence: Divergence = Divergence.forward_kl
+    beta: float = 0.5
+    eta: float = 3.0
+    hard_weight: float = 0.0
 
 
 class Method(Enum):
@@ -105,13 +115,22 @@ class Method(Enum):
     muon = 2
 
 
+class Schedule(Enum):
+    """How the learning rate ends: by a cosine, or by a plateau and a straight decay."""
+
+    cosine = 1
+    wsd = 2
+
+
 @dataclass(frozen=True)
 class Optimizer:
     method: Method = Method.muon
     learning_rate: float = 2e-3
     muon_learning_rate: float = 2e-2
+    schedule: Schedule = Schedule.cosine
     final_share: float = 0.1
     warmup_share: float = 0.05
+    decay_share: float = 0.2
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     gradient_clip: float = 1.0
@@ -216,9 +235,15 @@ def check(config: Config) -> None:
     require(bool(config.stages), "stages", "[]", f"name at least one of {', '.join(s.name for s in Stage)}")
     require(config.seed >= 0, "seed", config.seed, "give a number ≥ 0")
     require(config.threads is None or config.threads > 0, "threads", config.threads, "give a number above 0, or null")
-    for name in ("warmup_share", "final_share"):
-        share = getattr(config.optimizer, name)
-        require(0 <= share <= 1, f"optimizer.{name}", share, "give a number from 0 to 1")
+    optimizer, objective = config.optimizer, config.objective
+    shares = {f"optimizer.{name}": getattr(optimizer, name) for name in ("warmup_share", "decay_share", "final_share")}
+    for key, share in (shares | {"objective.hard_weight": objective.hard_weight}).items():
+        require(0 <= share <= 1, key, share, "give a number from 0 to 1")
+    room = optimizer.schedule is not Schedule.wsd or optimizer.warmup_share + optimizer.decay_share <= 1
+    require(room, "optimizer.decay_share", optimizer.decay_share, "give at most 1 − optimizer.warmup_share")
+    require(0 < objective.beta < 1, "objective.beta", objective.beta, "give a number between 0 and 1, not these two; for "
+            "their limits choose objective=forward_kl or objective=reverse_kl")  # fmt: skip
+    require(0 <= objective.eta < math.inf, "objective.eta", objective.eta, "give a number ≥ 0; 0 is forward KL alone")
     from_dataset = config.corpus.source is Source.dataset
     require(
         not from_dataset or bool(config.corpus.path), "corpus.path", config.corpus.path, "give a file, folder or dataset name"

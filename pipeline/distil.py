@@ -38,12 +38,13 @@ FIT_BATCHES = 6  # of training rows, for the fitted head; more of them change li
 
 def identity(context: Context) -> dict[str, Any]:
     config = context.config
+    optimizer = config.optimizer
     shared = ("accelerator", "devices", "num_nodes", "strategy", "precision")
     return {
         "target": context.target.fingerprint,
         "draft": draft_identity(config.draft),
-        "objective": config.objective.divergence.name,
-        "optimizer": asdict(config.optimizer) | {"method": config.optimizer.method.name},
+        "objective": asdict(config.objective) | {"divergence": config.objective.divergence.name},
+        "optimizer": asdict(optimizer) | {"method": optimizer.method.name, "schedule": optimizer.schedule.name},
         "trainer": {key: value for key, value in asdict(config.trainer).items() if key not in shared},
         "precision": str(_precision(context)),
         "seed": config.seed,
@@ -66,7 +67,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     if not context.config.draft.train_embedding:
         freeze_embedding(draft.model)
     module = Distillation(
-        draft, context.target.vocabulary_size, context.config.optimizer, config.max_steps, names, context.config.seed
+        draft, context.target.vocabulary_size, context.config.objective, context.config.optimizer, config.max_steps, names
     )
     module.model.train()
     checkpoints = folder / "checkpoints"
