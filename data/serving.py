@@ -1,22 +1,22 @@
 """Which losses a codec can serve, by the names of the configuration.
 
-A loss that follows q reaches ids that a sparse codec did not keep: there it is biased, or its weights q / p have no bound.
-Forward KL and min(p, q) follow p. It is refused before training, with a codec that can.
+A loss that follows q reaches ids that a sparse codec did not keep: what is missing has no bound, and neither have the
+weights q / p of drawn ids. The others follow p, and miss at most about the mass that was not kept. Drawn ids stand for
+that mass without bias in a sum over ids, but not in a function of such sums. A loss that cannot be served is refused before
+training, with a codec that can.
 """
 
-FOLLOWS_Q = frozenset({"reverse_kl", "jensen_shannon"})
-WEIGHTED: frozenset[str] = frozenset()  # objectives whose code sums with ``Support.weights``
+FOLLOWS_Q = frozenset({"reverse_kl"})
+NO_SUM = frozenset({"overlap", "hybrid"})  # the logarithm of a sum, a product of two
 
 
-def refusal(codec: str, objective: str) -> str | None:
-    """Why ``codec`` cannot serve ``objective`` (names of the configuration), with one that can; None if it can."""
-    if codec in ("hidden", "dense") or objective not in FOLLOWS_Q:
-        return None
-    return f"needs the target's probability of ids that codec={codec} does not keep; use codec=hidden (or codec=dense)"
+def refusal(codec: str, objective: str, drawn: bool) -> str | None:
+    """Why ``codec`` cannot serve ``objective`` (names of the configuration), with one that can; None if it can.
 
-
-def weights_refusal(objective: str) -> str | None:
-    """Why targets with drawn ids cannot serve ``objective`` yet, with a codec that can; None if they can."""
-    if objective in WEIGHTED:
-        return None
-    return f"objective.divergence={objective} does not sum with weights yet; set codec.tail_samples=0, or use codec=hidden"
+    ``drawn``: some of the ids that the codec keeps were drawn.
+    """
+    if codec not in ("hidden", "dense") and objective in FOLLOWS_Q:
+        return f"needs the target's probability of ids that codec={codec} does not keep; use codec=hidden (or codec=dense)"
+    if drawn and objective in NO_SUM:
+        return "is no sum over ids, so drawn ids would bias it; use codec=topk with codec.tail_samples=0, or codec=hidden"
+    return None

@@ -4,6 +4,8 @@ One function for each part of the configuration. It knows no file and no model: 
 not there, a layer that the target lacks) the stage itself refuses.
 """
 
+import math
+
 from data.serving import refusal
 from pipeline.config import (
     Codec,
@@ -16,6 +18,7 @@ from pipeline.config import (
     Logits,
     Objective,
     Optimizer,
+    Schedule,
     Source,
     Stage,
 )
@@ -35,6 +38,7 @@ def check(config: Config) -> None:
     _corpus(config.corpus)
     _generate(config.generate)
     _codec(config.codec, config.objective)
+    _objective(config.objective)
     _logits(config.logits, config.stages)
     _draft(config.draft)
     _optimizer(config.optimizer)
@@ -80,8 +84,18 @@ def _generate(generate: Generate) -> None:
 def _codec(codec: Codec, objective: Objective) -> None:
     require(codec.tail_samples >= 0, "codec.tail_samples", codec.tail_samples, "0 draws none")
     require(codec.bits in (8, 16), "codec.bits", codec.bits, "give 8 or 16")
-    refused = refusal(codec.kind.name, objective.divergence.name)
+    refused = refusal(codec.kind.name, objective.divergence.name, codec.draws)
     require(refused is None, "objective.divergence", objective.divergence.name, str(refused))
+
+
+def _objective(objective: Objective) -> None:
+    beta, eta, share = objective.beta, objective.eta, objective.hard_weight
+    limits = (
+        "give a number between 0 and 1, not these two; for their limits choose objective=forward_kl or objective=reverse_kl"
+    )
+    require(0 < beta < 1, "objective.beta", beta, limits)
+    require(0 <= eta < math.inf, "objective.eta", eta, "give a number ≥ 0; 0 is forward KL alone")
+    require(0 <= share <= 1, "objective.hard_weight", share, "give a number from 0 to 1")
 
 
 def _logits(logits: Logits, stages: list[Stage]) -> None:
@@ -96,9 +110,11 @@ def _draft(draft: Draft) -> None:
 
 
 def _optimizer(optimizer: Optimizer) -> None:
-    for name in ("warmup_share", "final_share"):
+    for name in ("warmup_share", "decay_share", "final_share"):
         share = getattr(optimizer, name)
         require(0 <= share <= 1, f"optimizer.{name}", share, "give a number from 0 to 1")
+    room = optimizer.schedule is not Schedule.wsd or optimizer.warmup_share + optimizer.decay_share <= 1
+    require(room, "optimizer.decay_share", optimizer.decay_share, "give at most 1 − optimizer.warmup_share")
     betas = optimizer.betas
     require(len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "optimizer.betas", betas, "give two numbers in [0, 1)")
 

@@ -89,6 +89,11 @@ class Codec:
     bits: int = 16
     batch_size: int = 16
 
+    @property
+    def draws(self) -> bool:
+        """Whether some of the ids that training reads were drawn."""
+        return self.kind is Coding.sampled or (self.kind is Coding.topk and self.tail_samples > 0)
+
 
 @dataclass(frozen=True)
 class Logits:
@@ -110,11 +115,20 @@ class Divergence(Enum):
     """The objective of distillation."""
 
     forward_kl = 1
+    reverse_kl = 2
+    jensen_shannon = 3
+    total_variation = 4
+    overlap = 5
+    hybrid = 6
+    cross_entropy = 7
 
 
 @dataclass(frozen=True)
 class Objective:
     divergence: Divergence = Divergence.forward_kl
+    beta: float = 0.5
+    eta: float = 3.0
+    hard_weight: float = 0.0
 
 
 class Method(Enum):
@@ -124,13 +138,22 @@ class Method(Enum):
     muon = 2
 
 
+class Schedule(Enum):
+    """How the learning rate ends: by a cosine, or by a plateau and a straight decay."""
+
+    cosine = 1
+    wsd = 2
+
+
 @dataclass(frozen=True)
 class Optimizer:
     method: Method = Method.muon
     learning_rate: float = 2e-3
     muon_learning_rate: float = 2e-2
+    schedule: Schedule = Schedule.cosine
     final_share: float = 0.1
     warmup_share: float = 0.05
+    decay_share: float = 0.2
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     gradient_clip: float = 1.0

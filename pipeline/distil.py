@@ -18,12 +18,11 @@ from torch.utils.data import DataLoader
 from data.batching import LengthGroupedBatches, collate
 from data.logit_cache import LogitCache
 from data.responses import read_shards
-from data.serving import weights_refusal
 from pipeline import draft as drafts
 from pipeline import existing, trainer
 from pipeline.coding import validation_name
-from pipeline.config import Coding, Config, Stage
 from pipeline.config import Draft as DraftConfig
+from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.generate import eos_token_ids
@@ -39,12 +38,13 @@ FIT_BATCHES = 6  # of training rows, for the fitted head; more of them change li
 
 def identity(context: Context) -> dict[str, Any]:
     config = context.config
+    optimizer = config.optimizer
     shared = ("accelerator", "devices", "num_nodes", "strategy", "precision")
     return {
         "target": context.target.fingerprint,
         "draft": draft_identity(config.draft),
-        "objective": config.objective.divergence.name,
-        "optimizer": asdict(config.optimizer) | {"method": config.optimizer.method.name},
+        "objective": asdict(config.objective) | {"divergence": config.objective.divergence.name},
+        "optimizer": asdict(optimizer) | {"method": optimizer.method.name, "schedule": optimizer.schedule.name},
         "trainer": {key: value for key, value in asdict(config.trainer).items() if key not in shared},
         "precision": str(_precision(context)),
         "seed": config.seed,
@@ -58,7 +58,6 @@ def draft_identity(config: DraftConfig) -> dict[str, Any]:
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     config = context.config.trainer
-    _check_weights(context.config)
     cache = context.parent(Stage.logits).folder
     train = LogitCache(cache / "train", cache.name)
     if not len(train):
@@ -68,7 +67,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     if not context.config.draft.train_embedding:
         freeze_embedding(draft.model)
     module = Distillation(
-        draft, context.target.vocabulary_size, context.config.optimizer, config.max_steps, names, context.config.seed
+        draft, context.target.vocabulary_size, context.config.objective, context.config.optimizer, config.max_steps, names
     )
     module.model.train()
     checkpoints = folder / "checkpoints"
@@ -130,14 +129,6 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         **scores,
     }
     return {"draft/vocabulary_coverage": coverage, **scores}, details
-
-
-def _check_weights(config: Config) -> None:
-    """Refuse drawn ids under an objective that would ignore their weights: it would learn p² and not p."""
-    drawn = config.codec.kind is Coding.sampled or (config.codec.kind is Coding.topk and config.codec.tail_samples > 0)
-    refused = weights_refusal(config.objective.divergence.name)
-    if drawn and refused:
-        raise PipelineError(f"codec.kind={config.codec.kind.name}: {refused}")
 
 
 def initial(context: Context) -> tuple[Draft, float]:

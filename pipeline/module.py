@@ -1,4 +1,4 @@
-"""The Lightning module of distillation: one loss, validation counts, a warm-up and cosine schedule.
+"""The Lightning module of distillation: the chosen objective, validation counts, optimizer and schedule.
 
 Validation keeps sums and counts and divides last. A loss that is not finite stops training at once; the last
 checkpoint stays. It knows nothing of files.
@@ -12,19 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from data.batching import Batch
-from pipeline import losses, optimizers
-from pipeline.config import Optimizer
+from pipeline import losses, objective, optimizers
+from pipeline.config import Objective, Optimizer
 from pipeline.errors import PipelineError
+from pipeline.schedule import share_of_rate
 from speculative import Draft
 
 
 class Distillation(L.LightningModule):
     """Trains a draft on batches of stored target distributions."""
 
-    def __init__(self, draft: Draft, vocabulary_size: int, config: Optimizer, steps: int, names: list[str], seed: int) -> None:
+    def __init__(
+        self, draft: Draft, vocabulary_size: int, objective: Objective, config: Optimizer, steps: int, names: list[str]
+    ) -> None:
         """``names`` are those of the validation loaders; ``vocabulary_size`` is the target's."""
         super().__init__()
-        self.model, self.config, self.steps, self.names, self.seed = draft.model, config, steps, names, seed
+        self.model, self.objective, self.config, self.steps, self.names = draft.model, objective, config, steps, names
         draft_ids = None
         if draft.vocabulary is not None:
             draft_ids = torch.full((vocabulary_size,), -1)
@@ -38,8 +41,14 @@ class Distillation(L.LightningModule):
         logits = self.model.get_output_embeddings()(hidden[batch.predicts])
         return logits.float().log_softmax(-1)
 
+    def written(self, batch: Batch) -> Tensor:
+        """Draft ids (N,) of the tokens that follow the marked positions, −1 where the draft lacks them."""
+        ids = batch.tokens.roll(-1, dims=1)[batch.predicts]
+        return ids if self.draft_ids is None else self.draft_ids[ids]
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = losses.forward_kl(self.log_q(batch), losses.support(batch.targets, self.draft_ids)).mean()
+        target = losses.support(batch.targets, self.draft_ids)
+        loss = losses.weighted_mean(objective.values(self.objective, self.log_q(batch), target, self.written(batch)))
         self._refuse_unless_finite(loss.item())
         self.log("train/loss", loss, prog_bar=True)
         return loss
@@ -72,15 +81,8 @@ class Distillation(L.LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         fast = torch.bfloat16 if str(self.trainer.precision).startswith("bf16") else torch.float32
         optimizer = optimizers.make(self.model, self.config, fast)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._share_of_rate)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, self.steps, self.config))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def _share_of_rate(self, step: int) -> float:
-        warmup = max(1, round(self.config.warmup_share * self.steps))
-        if step < warmup:
-            return (step + 1) / warmup
-        progress = min(1.0, (step - warmup) / max(1, self.steps - warmup))
-        return self.config.final_share + (1 - self.config.final_share) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def freeze_embedding(model: nn.Module) -> None:

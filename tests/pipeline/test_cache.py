@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,14 +10,15 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from data.logit_cache import LogitCache
-from data.serving import refusal, weights_refusal
+from data.serving import refusal
 from data.targets import DenseTargets, SparseTargets
 from pipeline import config as settings
 from pipeline import rehearsal, tiny
 from pipeline.check import check
-from pipeline.config import Codec, Config, Logits, Objective, Stage
+from pipeline.config import Codec, Config, Divergence, Logits, Objective, Stage
 from pipeline.errors import PipelineError
 from pipeline.losses import forward_kl, support
+from pipeline.objective import values
 from pipeline.teacher import check_plain_head
 from tests.pipeline.conftest import SMOKE, digest, only
 
@@ -119,12 +119,14 @@ def test_every_codec_writes_a_cache_that_reads_as_the_target_says(work, attempt,
         torch.testing.assert_close(cache[0].targets.log_probs.exp().sum(-1), torch.ones(len(cache[0].targets.log_probs)))
 
 
-def test_drawn_ids_are_refused_before_training_until_the_loss_weighs_them(work, attempt):
-    for override in ("codec=sampled", "codec.tail_samples=4"):
-        code, stderr = attempt(SMOKE, "stages=[logits,distil]", override, "trainer.max_steps=2", work=work)
-        assert code == 2
-        assert "objective.divergence=forward_kl does not sum with weights yet" in stderr
-        assert "codec=hidden" in stderr
+@pytest.mark.parametrize("override", ["codec=sampled", "codec.tail_samples=4"])
+def test_a_draft_learns_from_drawn_ids_and_what_they_would_bias_is_refused(work, attempt, override):
+    code, stderr = attempt(SMOKE, "stages=[logits,distil]", override, "trainer.max_steps=2", work=work)
+    assert code == 0, stderr
+    code, stderr = attempt(SMOKE, "stages=[logits,distil]", override, "objective=hybrid", work=work)
+    assert code == 2
+    assert "objective.divergence=hybrid: is no sum over ids, so drawn ids would bias it" in stderr
+    assert "codec.tail_samples=0, or codec=hidden" in stderr
 
 
 def test_a_hidden_codec_needs_logits_that_are_head_times_state(tmp_path):
@@ -143,28 +145,40 @@ def test_a_hidden_codec_needs_logits_that_are_head_times_state(tmp_path):
         check_plain_head(model)
 
 
-@pytest.mark.parametrize("codec", ["topk", "sampled", "hidden", "dense"])
-@pytest.mark.parametrize("objective", ["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"])
-def test_a_loss_that_follows_the_draft_needs_all_of_the_target(codec, objective):
-    message = refusal(codec, objective)
-    if objective in ("reverse_kl", "jensen_shannon") and codec in ("topk", "sampled"):
-        assert f"codec={codec} does not keep" in message
-        assert "use codec=hidden" in message
-        given = Config(
-            codec=Codec(kind=settings.Coding[codec]),
-            objective=Objective(divergence=SimpleNamespace(name=objective)),
-            target=settings.Target(path="x"),
-        )
-        with pytest.raises(PipelineError, match=rf"^objective\.divergence={objective}: needs .*use codec=hidden"):
-            check(given)
+def codecs() -> list[Codec]:
+    return [Codec(kind=kind, tail_samples=drawn) for kind in settings.Coding for drawn in (0, 4)]
+
+
+@pytest.mark.parametrize("codec", codecs(), ids=str)
+@pytest.mark.parametrize("divergence", Divergence)
+def test_what_a_codec_cannot_serve_is_refused_with_one_that_can(codec, divergence):
+    dense = codec.kind.name in ("hidden", "dense")
+    drawn = codec.kind.name == "sampled" or (codec.kind.name == "topk" and codec.tail_samples > 0)
+    assert codec.draws is drawn
+    message = refusal(codec.kind.name, divergence.name, codec.draws)
+    given = Config(codec=codec, objective=Objective(divergence=divergence), target=settings.Target(path="x"))
+    if divergence is Divergence.reverse_kl and not dense:
+        assert f"codec={codec.kind.name} does not keep; use codec=hidden" in message
+    elif divergence in (Divergence.overlap, Divergence.hybrid) and drawn:
+        assert "drawn ids would bias it; use codec=topk with codec.tail_samples=0, or codec=hidden" in message
     else:
         assert message is None
+        check(given)
+        return
+    with pytest.raises(PipelineError, match=rf"^objective\.divergence={divergence.name}: .*use codec="):
+        check(given)
 
 
-def test_weights_are_asked_for_by_name(monkeypatch):
-    monkeypatch.setattr("data.serving.WEIGHTED", frozenset({"forward_kl"}))
-    assert weights_refusal("forward_kl") is None
-    assert "codec=hidden" in weights_refusal("other")
+@pytest.mark.parametrize("divergence", Divergence)
+def test_what_is_refused_on_drawn_ids_is_what_the_losses_refuse(divergence):
+    ids = torch.tensor([[1, 0]])
+    target = support(SparseTargets(ids, torch.tensor([[0.5, 0.25]]).log(), torch.tensor([-torch.inf]), torch.ones(1, 2)), None)
+    log_q = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    if refusal("sampled", divergence.name, drawn=True) is None:
+        assert torch.isfinite(values(Objective(divergence=divergence), log_q, target, ids[:, 0])).all()
+    else:
+        with pytest.raises(ValueError, match="drawn ids would bias it"):
+            values(Objective(divergence=divergence), log_q, target, ids[:, 0])
 
 
 @pytest.mark.parametrize("key", ["dry_run", "verify", "repair"])

@@ -27,8 +27,9 @@ def composed(*overrides: str) -> Config:
 
 
 def required(group: str, option: str) -> list[str]:
-    """Values for the keys that only the user knows."""
-    return {("corpus", "dataset"): ["corpus.path=x"], ("draft", "existing"): ["draft.path=x"]}.get((group, option), [])
+    """Values for the keys that only the user knows, and the codec that a loss needs."""
+    values = {"dataset": ["corpus.path=x"], "existing": ["draft.path=x"], "reverse_kl": ["codec=hidden"]}
+    return values.get(option, [])
 
 
 def test_every_group_has_its_options_and_an_experiment_ships():
@@ -117,6 +118,15 @@ POSITIVE = (
         "optimizer.gradient_clip=0",
         "optimizer.warmup_share=-0.1",
         "optimizer.final_share=1.1",
+        "optimizer.decay_share=-0.1",
+        "optimizer.decay_share=nan",
+        "objective.beta=0.0",
+        "objective.beta=1.0",
+        "objective.beta=nan",
+        "objective.eta=-1.0",
+        "objective.eta=inf",
+        "objective.hard_weight=-0.1",
+        "objective.hard_weight=1.1",
         "optimizer.betas=[0.9]",
         "optimizer.betas=[1.5,0.9]",
         "seed=-1",
@@ -151,6 +161,12 @@ def test_bad_value_is_refused_with_its_key_value_and_remedy(override):
     key = override.partition("=")[0]
     with pytest.raises(PipelineError, match=rf"^{re.escape(key)}=\S.*: \w+"):
         check(config)
+
+
+def test_a_warm_up_and_a_decay_have_room_in_one_run():
+    with pytest.raises(PipelineError, match=r"^optimizer\.decay_share=0\.6: give at most 1 − optimizer\.warmup_share"):
+        check(composed("optimizer.schedule=wsd", "optimizer.warmup_share=0.5", "optimizer.decay_share=0.6"))
+    check(composed("optimizer.schedule=cosine", "optimizer.warmup_share=0.5", "optimizer.decay_share=0.6"))
 
 
 @pytest.mark.parametrize(
