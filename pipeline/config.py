@@ -81,12 +81,12 @@ class Coding(Enum):
 @dataclass(frozen=True)
 class Codec:
     kind: Coding = Coding.topk
-    top_k: int = 128
+    top_k: int = 32
     evaluation_top_k: int = 1024
-    tail_samples: int = 0
+    tail_samples: int = 14
     samples: int = 64
     temperature: float = 1.0
-    bits: int = 16
+    bits: int = 8
     batch_size: int = 16
 
     @property

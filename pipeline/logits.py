@@ -34,7 +34,7 @@ log = logging.getLogger("draftsmith")
 
 def identity(context: Context) -> dict[str, Any]:
     codec = context.config.codec
-    drawn = codec.kind is Coding.sampled or codec.tail_samples > 0
+    drawn = codec.kind is Coding.sampled or (codec.kind is Coding.topk and codec.tail_samples > 0)
     return {
         "target": context.target.fingerprint,
         "precision": str(context.dtype),
