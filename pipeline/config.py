@@ -70,12 +70,13 @@ class Generate:
 
 
 class Coding(Enum):
-    """What the logit cache keeps of a distribution."""
+    """What the logit cache keeps of a distribution; ``auto`` takes the cheapest that is good enough on this text."""
 
     topk = 1
     sampled = 2
     hidden = 3
     dense = 4
+    auto = 5
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Codec:
     samples: int = 64
     temperature: float = 1.0
     bits: int = 8
+    max_overlap_error: float = 0.003
     batch_size: int = 16
 
     @property
