@@ -1,7 +1,7 @@
 """The Lightning module of distillation: the chosen objective, validation counts, optimizer and schedule.
 
-Validation keeps sums and counts and divides last. A loss that is not finite stops training at once; the last
-checkpoint stays. It knows nothing of files.
+Validation keeps sums and counts and divides last. A loss that is not finite, or far above where it began and above that
+of a draft that knows nothing, stops training at once; the last checkpoint stays. It knows nothing of files.
 """
 
 import math
@@ -17,6 +17,8 @@ from pipeline.config import Objective, Optimizer
 from pipeline.errors import PipelineError
 from pipeline.schedule import share_of_rate
 from speculative import Draft
+
+DIVERGED = 10  # times the larger of the first loss and ln D, the most that an even draft can lose by forward KL
 
 
 class Distillation(L.LightningModule):
@@ -34,6 +36,7 @@ class Distillation(L.LightningModule):
             draft_ids[draft.vocabulary] = torch.arange(len(draft.vocabulary))
         self.register_buffer("draft_ids", draft_ids, persistent=False)
         self.sums: dict[str, list[float]] = {}
+        self.limit: float | None = None  # of the loss, known after the first step
 
     def log_q(self, batch: Batch) -> Tensor:
         """Log-probabilities (N, D) of the draft at the marked positions; the head runs at no others."""
@@ -49,16 +52,24 @@ class Distillation(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         target = losses.support(batch.targets, self.draft_ids)
         loss = losses.weighted_mean(objective.values(self.objective, self.log_q(batch), target, self.written(batch)))
-        self._refuse_unless_finite(loss.item())
+        self._refuse_divergence(loss.item())
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
-    def _refuse_unless_finite(self, loss: float) -> None:
-        if not math.isfinite(loss):
+    def _refuse_divergence(self, loss: float) -> None:
+        if self.limit is None and math.isfinite(loss):
+            self.limit = DIVERGED * max(loss, math.log(self.model.get_output_embeddings().weight.shape[0]))
+        if self.limit is None or not loss <= self.limit:
             raise PipelineError(
-                f"optimizer.learning_rate={self.config.learning_rate:g}: the loss is {loss} at step {self.global_step}; "
+                f"optimizer.learning_rate={self.config.learning_rate:g}: the loss is {loss:.4g} at step {self.global_step}; "
                 "the last good checkpoint is kept. Lower the learning rate or optimizer.gradient_clip"
             )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["limit"] = self.limit
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.limit = checkpoint["limit"]
 
     def on_validation_epoch_start(self) -> None:
         self.sums = {name: [0.0, 0.0, 0.0, 0.0] for name in self.names}
@@ -73,7 +84,7 @@ class Distillation(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         for name, (count, overlap, top1, divergence) in self.sums.items():
-            self._refuse_unless_finite(divergence)  # before the checkpoint callback sees it
+            self._refuse_divergence(divergence / count)  # before the checkpoint callback sees it
             self.log(f"{name}/overlap", overlap / count, prog_bar=name == self.names[0])
             self.log(f"{name}/top1", top1 / count)
             self.log(f"{name}/forward_kl", divergence / count)
