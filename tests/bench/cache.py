@@ -31,11 +31,12 @@ from data.responses import Request, Response
 from data.shards import Seal, write_shard
 from data.topk import TopK
 from pipeline.config import Draft as DraftConfig
-from pipeline.config import Optimizer
+from pipeline.config import Objective, Optimizer
 from pipeline.draft import build
 from pipeline.generate import prompt_ids
 from pipeline.hardware import machine
 from pipeline.module import Distillation
+from pipeline.outlook import foresee
 from pipeline.teacher import Teacher, Work, decoded, forward
 from tests.bench import subject
 
@@ -109,7 +110,9 @@ def read_over_consume(model: PreTrainedModel, folder: Path) -> float:
     batch = collate([cache[i] for i in picks])
     reading = time.perf_counter() - began
     draft = build(model.float(), DraftConfig(layers=[0]), None)
-    learner = Distillation(draft, model.config.vocab_size, Optimizer(), 1, [], seed=0)
+    learner = Distillation(
+        draft, model.config.vocab_size, Objective(), Optimizer(), 1, {}, foresee(draft, model, model.dtype).costs
+    )
     learner.log = lambda *given, **options: None
     began = time.perf_counter()
     learner.training_step(batch, 0).backward()

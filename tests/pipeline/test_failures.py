@@ -183,6 +183,7 @@ def test_stage_whose_parent_has_another_fingerprint(work, refused):
         ("draft.layers=[99]", "layers 0 … 2"),
         ("draft.layers=[-4]", "layers 0 … 2"),
         ("draft.vocabulary_size=100000", "259"),
+        ("draft.coverage=0.999", "draft.vocabulary_size=128 ids cover less of the generated text, it needs "),
         ("draft.path=/no/such/draft", "give a folder with config.json"),
     ],
 )

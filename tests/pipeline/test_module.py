@@ -18,12 +18,14 @@ from pipeline.errors import PipelineError
 from pipeline.module import Distillation, freeze_embedding
 from speculative import Draft
 from speculative.alignment import agreement
+from speculative.cost import Costs
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*litlogger.*")
 
 VOCABULARY = 40
 KEPT = torch.arange(1, VOCABULARY, 2)
 FORWARD_KL = Objective()
+COSTS = Costs(plain_seconds=1.0, draft=0.1, verify=(1.0,) * 5, other=(0.0,) * 5)
 PROMPTS = ([3, 1, 4], [15, 9], [2, 6, 5, 35])
 
 
@@ -58,8 +60,9 @@ def rows(target: LlamaForCausalLM) -> list[Row]:
 
 
 def module(draft: Draft, names: tuple[str, ...] = ("validation-1",), objective=FORWARD_KL, **options) -> Distillation:
+    texts = {name: float(name.removeprefix("validation-")) for name in names}
     settings = {"learning_rate": 1e-2, "weight_decay": 0.0} | options
-    made = Distillation(draft, VOCABULARY, objective, Optimizer(**settings), 200, list(names))
+    made = Distillation(draft, VOCABULARY, objective, Optimizer(**settings), 200, texts, COSTS)
     made.trainer = L.Trainer(accelerator="cpu", barebones=True)  # replaced by the one that fits; it tells the precision
     return made
 
