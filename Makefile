@@ -33,6 +33,7 @@ bench: install  ## benchmarks; each prints a table and one line of JSON
 	$(BIN)/python -m tests.bench.generation
 	$(BIN)/python -m tests.bench.decoding
 	$(BIN)/python -m tests.bench.cache
+	$(BIN)/python -m tests.bench.training
 
 ui: install  ## MLflow on 127.0.0.1 over the store of `make run`
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///outputs/mlflow.db --host 127.0.0.1

@@ -11,12 +11,13 @@ from typing import Any
 from rich.progress import track
 
 from data.responses import read_shards
-from pipeline import distil, held_out
+from pipeline import held_out
 from pipeline.config import Decoding, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
 from pipeline.tracking import Run
+from pipeline.undistilled import draft_identity, initial
 from speculative import Draft, Sampling
 from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
@@ -29,7 +30,7 @@ def identity(context: Context) -> dict[str, Any]:
     config = context.config
     return {
         "target": context.target.fingerprint,
-        "draft": distil.draft_identity(config.draft),
+        "draft": draft_identity(config.draft),
         "decoding": {key: asdict(config.decoding)[key] for key in ("temperatures", "top_k", "top_p", "min_p", "longest_draft")},
         "machine": machine(),
         "precision": str(context.dtype),
@@ -40,7 +41,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     config = context.config.decoding
     responses = list(read_shards(context.parent(Stage.generate).folder))
     target = context.target.load(context.dtype)
-    undistilled, _ = distil.initial(context)
+    undistilled, _ = initial(context)
     draft = Draft(undistilled.model.to(context.dtype), undistilled.vocabulary)
     details: dict[str, Any] = {"machine": machine(), "precision": str(context.dtype), "by_temperature": {}}
     metrics: dict[str, float] = {}

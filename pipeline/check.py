@@ -43,6 +43,7 @@ def check(config: Config) -> None:
     _logits(config.logits, config.stages)
     _draft(config.draft)
     _optimizer(config.optimizer)
+    require(config.trainer.patience >= 0, "trainer.patience", config.trainer.patience, "0 never stops early")
     _decoding(config.decoding, config.generate)
     _export(config.export)
     require(bool(config.target.path), "target.path", "''", "give a folder, a hub name, a GGUF file or package:NAME")
@@ -111,6 +112,8 @@ def _logits(logits: Logits, stages: list[Stage]) -> None:
 def _draft(draft: Draft) -> None:
     require(bool(draft.layers or draft.path), "draft.layers", draft.layers, "name layers of the target, or give draft.path")
     require(draft.vocabulary_size >= 0, "draft.vocabulary_size", draft.vocabulary_size, "0 keeps the whole vocabulary")
+    coverage = draft.coverage
+    require(coverage is None or 0 < coverage <= 1, "draft.coverage", coverage, "give a share above 0 and up to 1, or null")
 
 
 def _optimizer(optimizer: Optimizer) -> None:

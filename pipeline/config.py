@@ -110,6 +110,7 @@ class Draft:
     layers: list[int] = field(default_factory=lambda: [0, 1])
     fit_head: bool = True
     vocabulary_size: int = 8192
+    coverage: float | None = None
     train_embedding: bool = False
 
 
@@ -172,6 +173,7 @@ class Trainer:
     batch_size: int = 16
     accumulate: int = 1
     validate_every: int = 100
+    patience: int = 0
 
 
 class Verification(Enum):

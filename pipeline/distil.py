@@ -1,38 +1,38 @@
-"""Stage distil: the draft learns the target's distributions from the cache; the best checkpoint by overlap is kept.
+"""Stage distil: the draft learns the target's distributions from the cache; the checkpoint that promises most speed stays.
 
 The batch order is a function of seed and step, and the last checkpoint holds optimizer and schedule, so a killed run
 goes on where its last checkpoint stood.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from rich.progress import track
-from torch import Tensor
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 
 from data.batching import LengthGroupedBatches, collate
 from data.logit_cache import LogitCache
-from data.responses import read_shards
 from pipeline import draft as drafts
-from pipeline import existing, trainer
+from pipeline import outlook, trainer
 from pipeline.coding import validation_name
-from pipeline.config import Draft as DraftConfig
 from pipeline.config import Stage
+from pipeline.config import Trainer as TrainerConfig
 from pipeline.context import Context
 from pipeline.errors import PipelineError
-from pipeline.generate import eos_token_ids
 from pipeline.hardware import dtype_of
 from pipeline.head_fit import fit_head
-from pipeline.module import Distillation, freeze_embedding
+from pipeline.module import CHOICE, Distillation, freeze_embedding
+from pipeline.outlook import Outlook
 from pipeline.tracking import Run
+from pipeline.undistilled import cut_from, draft_identity
 from speculative import Draft
 
-FORMAT = 2
+FORMAT = 3
 FIT_BATCHES = 6  # of training rows, for the fitted head; more of them change little
 
 
@@ -51,47 +51,77 @@ def identity(context: Context) -> dict[str, Any]:
     }
 
 
-def draft_identity(config: DraftConfig) -> dict[str, Any]:
-    """What shapes the draft before distillation."""
-    return asdict(config) | {"files": existing.fingerprint_of(config.path)}
-
-
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
-    config = context.config.trainer
+    train, texts, validation = _data(context)
+    target = context.target.load(torch.float32)
+    draft, coverage = cut_from(context, target)
+    expected = outlook.foresee(draft, target, context.dtype)
+    outlook.show(expected)
+    last = folder / "checkpoints" / "last.ckpt"
+    start = torch.load(last, weights_only=True, map_location="cpu")["global_step"] if last.is_file() else 0
+    if start == 0 and context.config.draft.fit_head:
+        _fit_head(context, draft, target.to(context.dtype), train)
+    del target
+    if not context.config.draft.train_embedding:
+        freeze_embedding(draft.model)
+    config, sizes = context.config, context.target.vocabulary_size
+    module = Distillation(draft, sizes, config.objective, config.optimizer, config.trainer.max_steps, texts, expected.costs)
+    module.model.train()
+    steps = start
+    if start < config.trainer.max_steps:
+        loader = _loader(train, config.trainer, config.trainer.max_steps * config.trainer.accumulate, config.seed, start)
+        runner = _runner(context, folder, child)
+        with trainer.interruptible(runner):
+            runner.fit(module, loader, validation, ckpt_path=str(last) if start else None, weights_only=True)
+        steps = runner.global_step
+    best = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True, map_location="cpu")
+    module.load_state_dict(best["state_dict"])
+    drafts.save(Draft(module.model.eval(), draft.vocabulary), folder / "draft")
+    metrics, details = _record(context, expected, coverage, best)
+    seen = steps * config.trainer.accumulate * config.trainer.batch_size / len(train)
+    return metrics, details | {"train_rows": len(train), "train_positions": train.positions, "epochs": seen}
+
+
+def _data(context: Context) -> tuple[LogitCache, dict[str, float], list[DataLoader]]:
+    """Training rows; validation text by name with its temperature, the first above 0 first; and loaders of it."""
     cache = context.parent(Stage.logits).folder
     train = LogitCache(cache / "train", cache.name)
     if not len(train):
         raise PipelineError(f"corpus.train={context.config.corpus.train}: no training prompt got an answer to learn from")
-    names, validation = _validation(context, cache)
-    draft, coverage = initial(context)
-    if not context.config.draft.train_embedding:
-        freeze_embedding(draft.model)
-    module = Distillation(
-        draft, context.target.vocabulary_size, context.config.objective, context.config.optimizer, config.max_steps, names
-    )
-    module.model.train()
-    checkpoints = folder / "checkpoints"
-    # The first evaluation text is that of the first decoding temperature above 0, where overlap is what counts.
+    temperatures = sorted(context.config.generate.temperatures, key=lambda t: (t == 0, t))
+    texts = {validation_name(temperature): temperature for temperature in temperatures}
+    size = context.config.codec.batch_size
+    return train, texts, [DataLoader(LogitCache(cache / t, cache.name), batch_size=size, collate_fn=collate) for t in texts]
+
+
+def _loader(train: LogitCache, config: TrainerConfig, batches: int, seed: int, start: int = 0) -> DataLoader:
+    """``batches`` batches of training rows less those of the first ``start`` steps."""
+    order = LengthGroupedBatches(train.lengths, config.batch_size, batches, seed, start * config.accumulate)
+    return DataLoader(train, batch_sampler=order, collate_fn=collate)
+
+
+def _fit_head(context: Context, draft: Draft, target: PreTrainedModel, train: LogitCache) -> None:
+    sample = _loader(train, context.config.trainer, FIT_BATCHES, context.config.seed)
+    fit_head(draft, target, track(sample, description=f"{'fit the head':<28}", transient=True))
+
+
+def _runner(context: Context, folder: Path, child: Run) -> L.Trainer:
+    config = context.config.trainer
     keep = ModelCheckpoint(
-        dirpath=checkpoints,
+        dirpath=folder / "checkpoints",
         filename="best",
-        monitor=f"{names[0]}/overlap",
+        monitor=CHOICE,
         mode="max",
         save_last=True,
         auto_insert_metric_name=False,
         enable_version_counter=False,
     )
-    last = checkpoints / "last.ckpt"
-    start = torch.load(last, weights_only=True, map_location="cpu")["global_step"] if last.is_file() else 0
-    if start == 0 and context.config.draft.fit_head:
-        order = LengthGroupedBatches(train.lengths, config.batch_size, FIT_BATCHES, context.config.seed)
-        sample = DataLoader(train, batch_sampler=order, collate_fn=collate)
-        fit_head(draft, context.target.load(context.dtype), track(sample, description=f"{'fit the head':<28}", transient=True))
-    runner = trainer.make(
-        context.config.trainer,
+    stop = [EarlyStopping(CHOICE, mode="max", patience=config.patience)] if config.patience else []
+    return trainer.make(
+        config,
         folder,
         logger=child.lightning_logger(),
-        callbacks=[keep],
+        callbacks=[*stop, keep],
         enable_checkpointing=True,
         precision="bf16-mixed" if _precision(context) is torch.bfloat16 else "32-true",
         max_steps=config.max_steps,
@@ -103,72 +133,30 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         log_every_n_steps=10,
         deterministic="warn",
     )
-    if start < config.max_steps:
-        batches = LengthGroupedBatches(
-            train.lengths,
-            config.batch_size,
-            config.max_steps * config.accumulate,
-            context.config.seed,
-            start * config.accumulate,
-        )
-        loader = DataLoader(train, batch_sampler=batches, collate_fn=collate)
-        with trainer.interruptible(runner):
-            runner.fit(module, loader, validation, ckpt_path=str(last) if start else None, weights_only=True)
-    best = torch.load(checkpoints / "best.ckpt", weights_only=True, map_location="cpu")
-    module.load_state_dict(best["state_dict"])
-    drafts.save(Draft(module.model.eval(), draft.vocabulary), folder / "draft")
-    scores = _scores(best)
+
+
+def _record(
+    context: Context, expected: Outlook, coverage: float, best: dict[str, Any]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Metrics and details of the checkpoint that was kept."""
+    found = best["validated"]
+    scores = {
+        "draft/vocabulary_coverage": coverage,
+        "draft/validation_overlap": next(value for name, value in found.items() if name.endswith("/overlap")),
+        "draft/ratio_estimated": found[CHOICE],
+        "draft/step_estimated": expected.costs.draft,
+    }
     details = {
-        "shape": asdict(drafts.shape(draft)),
-        "vocabulary_coverage": coverage,
-        "train_rows": len(train),
-        "train_positions": train.positions,
+        "shape": asdict(expected.draft),
+        "break_even_estimated": expected.break_even,
         "best_step": best["global_step"],
-        "epochs": config.max_steps * config.accumulate * config.batch_size / max(len(train), 1),
         "precision": str(_precision(context)),
+        "vocabulary_coverage": coverage,
+        "validation": found,
         **scores,
     }
-    return {"draft/vocabulary_coverage": coverage, **scores}, details
-
-
-def initial(context: Context) -> tuple[Draft, float]:
-    """The draft before distillation, and the share of generated text that its vocabulary covers."""
-    config = context.config.draft
-    tokenizer = context.target.tokenizer()
-    source = context.target.load(torch.float32)
-    size, eos = source.config.vocab_size, eos_token_ids(source, tokenizer)
-    if config.path is not None:
-        source = existing.load(config.path, tokenizer)
-    rows = source.get_output_embeddings().weight.shape[0]
-    if config.vocabulary_size and not len(eos) < config.vocabulary_size <= min(rows, size):
-        raise PipelineError(
-            f"draft.vocabulary_size={config.vocabulary_size}: give a number above {len(eos)} (the EOS ids) and up to "
-            f"{min(rows, size)} (the vocabulary), or 0 for all"
-        )
-    vocabulary: Tensor | None = None
-    coverage = 1.0
-    if 0 < config.vocabulary_size < size:
-        responses = read_shards(context.parent(Stage.generate).folder)
-        texts = (response.tokens for response in responses if response.request.split == "train")
-        vocabulary, coverage = drafts.choose_vocabulary(texts, config.vocabulary_size, eos)
-    elif rows != size:
-        vocabulary = torch.arange(len(tokenizer))  # families pad their matrices differently over one tokenizer
-    return drafts.build(source, config, vocabulary), coverage
+    return scores, details
 
 
 def _precision(context: Context) -> torch.dtype:
     return dtype_of(context.config.trainer.precision, context.work)
-
-
-def _validation(context: Context, cache: Path) -> tuple[list[str], list[DataLoader]]:
-    """Loaders of validation text by temperature, the first decoding temperature above 0 first."""
-    temperatures = sorted(context.config.generate.temperatures, key=lambda t: (t == 0, t))
-    size = context.config.codec.batch_size
-    names = [validation_name(temperature) for temperature in temperatures]
-    return names, [DataLoader(LogitCache(cache / name, cache.name), batch_size=size, collate_fn=collate) for name in names]
-
-
-def _scores(checkpoint: dict[str, Any]) -> dict[str, float]:
-    """The overlap that chose the checkpoint, from the callback's own state."""
-    states: Iterator[dict[str, Any]] = (s for key, s in checkpoint["callbacks"].items() if "ModelCheckpoint" in key)
-    return {"draft/validation_overlap": float(next(states)["best_model_score"])}

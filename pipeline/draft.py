@@ -47,6 +47,19 @@ def choose_vocabulary(responses: Iterable[Iterable[int]], size: int, always: Ite
     return torch.tensor(sorted(chosen)), covered
 
 
+def smallest_vocabulary(responses: Iterable[Iterable[int]], coverage: float, always: Iterable[int]) -> int:
+    """The least size at which the vocabulary of ``choose_vocabulary`` covers a share ``coverage`` of generated text."""
+    counts = Counter(token for response in responses for token in response)
+    forced = set(always)
+    missing = coverage * counts.total() - sum(counts[token] for token in forced)
+    size = len(forced)
+    for count in sorted((count for token, count in counts.items() if token not in forced), reverse=True):
+        if missing <= 0:
+            break
+        missing, size = missing - count, size + 1
+    return max(size, len(forced) + 1)
+
+
 def build(source: PreTrainedModel, config: DraftConfig, vocabulary: Tensor | None) -> Draft:
     """A float32 draft whose every part starts from the ``source``'s: the target, or a model that exists.
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from data.responses import Response, read_shards
-from pipeline import distil, held_out, lossless, plan, race, trainer
 from pipeline import draft as drafts
+from pipeline import held_out, lossless, plan, race, trainer
 from pipeline.calibrate import costs_of, sampling_of, suffix
 from pipeline.config import Stage
 from pipeline.context import Context
@@ -24,6 +24,7 @@ from pipeline.errors import PipelineError
 from pipeline.expand import expand
 from pipeline.hardware import machine
 from pipeline.tracking import Run
+from pipeline.undistilled import initial
 from speculative import Draft, Sampling
 from speculative.cost import Costs, best_length
 
@@ -82,7 +83,7 @@ def _plans(
 ) -> Iterator[tuple[plan.Plan, dict[str, Any], dict[str, float]]]:
     """By temperature: what to race, what is known before it, and the same as metrics."""
     config = context.config.decoding
-    undistilled, _ = distil.initial(context)
+    undistilled, _ = initial(context)
     before = Draft(undistilled.model.to(context.dtype), undistilled.vocabulary)
     for temperature in config.temperatures:
         sampling = sampling_of(config, temperature)

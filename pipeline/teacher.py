@@ -44,7 +44,10 @@ class Teacher(L.LightningModule):
     def predict_step(self, item: Work) -> int:
         codec = item.seal.codec
         outputs = forward(self.model, item.batch, isinstance(codec, Hidden))
-        encoded = [codec.encode(row, response.request.key) for row, response in zip(outputs, item.batch, strict=True)]
+        try:
+            encoded = [codec.encode(row, response.request.key) for row, response in zip(outputs, item.batch, strict=True)]
+        except ValueError as error:  # of codec hidden alone
+            raise PipelineError(f"codec.kind=hidden: {error}; use codec=topk, or target.precision=float32") from error
         targets = {name: torch.cat([part[name].cpu() for part in encoded]) for name in encoded[0]}
         rows = [([*r.request.prompt, *r.tokens], len(r.request.prompt)) for r in item.batch]
         write_shard(item.folder, rows, targets, item.seal)

@@ -40,6 +40,7 @@ from pipeline.draft import build
 from pipeline.generate import prompt_ids
 from pipeline.hardware import machine
 from pipeline.module import Distillation
+from pipeline.outlook import foresee
 from pipeline.teacher import Teacher, Work, decoded, forward, head_of
 from tests.bench import learnt, subject
 
@@ -117,9 +118,9 @@ def forward_share_of_writing(model: PreTrainedModel, rows: list[Response], codec
 def read_over_consume(model: PreTrainedModel, folder: Path) -> float:
     """Seconds that one distillation step takes ÷ seconds that the reader needs for its batch, the median over batches."""
     cache = LogitCache(folder, "bench")
-    learner = Distillation(
-        build(model, DraftConfig(layers=[0, 1]), None), model.config.vocab_size, Objective(), Optimizer(), 1, []
-    )
+    draft = build(model, DraftConfig(layers=[0, 1]), None)
+    costs = foresee(draft, model, model.dtype).costs
+    learner = Distillation(draft, model.config.vocab_size, Objective(), Optimizer(), 1, {}, costs)
     learner.log = lambda *given, **options: None
     ratios = []
     for first in range(0, min(len(cache), BATCH * TIMED), BATCH):

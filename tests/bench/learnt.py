@@ -17,6 +17,7 @@ from pipeline.draft import build, choose_vocabulary
 from pipeline.head_fit import fit_head
 from pipeline.module import Distillation, freeze_embedding
 from pipeline.optimizers import make
+from pipeline.outlook import foresee
 from pipeline.schedule import share_of_rate
 from pipeline.teacher import forward
 from speculative import Draft
@@ -30,7 +31,8 @@ def overlap(model: PreTrainedModel, cache: LogitCache, others: list[Response], v
     """Overlap on ``others`` of a draft of two layers that learnt ``steps`` batches of ``cache`` by forward KL."""
     optimizer = Optimizer()
     draft = _start(model, cache, vocabulary)
-    learner = Distillation(draft, model.config.vocab_size, Objective(), optimizer, steps, [])
+    costs = foresee(draft, model, model.dtype).costs
+    learner = Distillation(draft, model.config.vocab_size, Objective(), optimizer, steps, {}, costs)
     learner.log = lambda *given, **options: None
     stepper = make(draft.model, optimizer, torch.float32)
     schedule = torch.optim.lr_scheduler.LambdaLR(stepper, lambda step: share_of_rate(step, steps, optimizer))

@@ -150,6 +150,9 @@ POSITIVE = (
         "decoding.min_p=-0.1",
         "decoding.min_p=1.5",
         "draft.vocabulary_size=-1",
+        "draft.coverage=0.0",
+        "draft.coverage=1.1",
+        "trainer.patience=-1",
         "target.path=''",
         "export.minimum_overlap=1.5",
         "export.minimum_ratio=-1.0",
@@ -202,3 +205,19 @@ def test_help_and_cfg_say_what_there_is_and_write_nothing(tmp_path, ask):
         assert set(shown) == {field.name for field in fields(Config)}
         assert shown["target"]["path"] == "random:tiny"
     assert not list(Path(tmp_path).iterdir())
+
+
+def test_quick_is_the_default_run_by_its_name():
+    assert composed("+experiment=quick") == composed()
+
+
+def test_the_ablation_has_nine_children_or_more():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        hydra = compose("config", ["+experiment=ablation"], return_hydra_config=True).hydra
+    assert hydra.mode.name == "MULTIRUN"
+    grid = OmegaConf.to_container(hydra.sweeper.params)
+    objectives, shares = grid["objective"].split(","), re.findall(r"\[[^]]*\]", grid["generate.shares"])
+    assert len(objectives) * len(shares) >= 9
+    for objective in objectives:
+        for share in shares:
+            check(composed("+experiment=ablation", f"objective={objective}", f"generate.shares={share}"))

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from pipeline.config import Draft as DraftConfig
-from pipeline.draft import build, choose_vocabulary, load, save, shape
+from pipeline.draft import build, choose_vocabulary, load, save, shape, smallest_vocabulary
 from pipeline.errors import PipelineError
 from speculative import Draft
 
@@ -75,6 +75,16 @@ def test_unseen_ids_fill_the_vocabulary_in_order():
 
 def test_a_full_vocabulary_is_every_id():
     assert choose_vocabulary([[49, 3]], 50, [7])[0].tolist() == list(range(50))
+
+
+def test_the_least_vocabulary_that_covers_by_hand():
+    texts = [[5, 5, 5, 9], (9, 2, 7)]  # 5: 3, 9: 2, 2: 1, 7: 1
+    for share, size in ((0.4, 2), (3 / 7, 2), (0.5, 3), (5 / 7, 3), (0.8, 4), (1.0, 5)):
+        assert smallest_vocabulary(texts, share, [40]) == size, share  # id 40 is in it and covers nothing
+        covered = choose_vocabulary(texts, size, [40])[1]
+        assert covered >= share - 1e-9
+        assert size == 2 or choose_vocabulary(texts, size - 1, [40])[1] < share
+    assert smallest_vocabulary(texts, 0.4, [5]) == 2  # what must be in it counts; one more id, so that there is a choice
 
 
 @every_model

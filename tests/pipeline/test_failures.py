@@ -30,6 +30,7 @@ from tests.pipeline.conftest import SMOKE, digest, only, start, write_gguf
         ("stages=[nope]", "stages=[nope]", "corpus, generate, logits, distil"),
         ("trainer.max_steps=many", "trainer.max_steps=many", "could not be converted to Integer"),
         ("trainer.max_steps=0", "trainer.max_steps=0", "above 0"),
+        ("trainer.precision=float16", "trainer.precision=float16", "expected one of [auto, float32, bfloat16]"),
         ("decoding.temperatures=[0.5]", "decoding.temperatures=[0.5]", "add it to generate.temperatures"),
         ("+experiment=nowhere", "nowhere", "smoke"),
         ("corpus=dataset", "corpus.path=", "give a file"),
@@ -183,6 +184,7 @@ def test_stage_whose_parent_has_another_fingerprint(work, refused):
         ("draft.layers=[99]", "layers 0 … 2"),
         ("draft.layers=[-4]", "layers 0 … 2"),
         ("draft.vocabulary_size=100000", "259"),
+        ("draft.coverage=0.999", "draft.vocabulary_size=128 ids cover less of the generated text, it needs "),
         ("draft.path=/no/such/draft", "give a folder with config.json"),
     ],
 )
@@ -207,6 +209,18 @@ def test_draft_with_another_tokenizer_is_refused_at_the_first_id_that_differs(wo
     assert repr(names[90]) in message
 
 
+def test_cache_from_another_tokenizer_is_not_trained_on(work, tmp_path, refused):
+    folder = tmp_path / "model"
+    shutil.copytree(only(work / "targets"), folder)
+    inner = json.loads((folder / "tokenizer.json").read_text())
+    names = {number: token for token, number in inner["model"]["vocab"].items()}
+    inner["model"]["vocab"][names[17]], inner["model"]["vocab"][names[90]] = 90, 17
+    (folder / "tokenizer.json").write_text(json.dumps(inner))
+    message = refused(SMOKE, "stages=[distil]", f"target.path={folder}", work=work)
+    assert message.startswith("draftsmith: stages: generate is needed, has no result for these settings")
+    assert re.findall(r"^  (\S+): ", message, re.MULTILINE) == ["target"]
+
+
 def test_loss_that_is_not_finite_stops_with_its_step(work, refused):
     message = refused(SMOKE, "optimizer.learning_rate=1e30", work=work)
     assert message.startswith("draftsmith: optimizer.learning_rate=1e+30: ")
@@ -224,6 +238,15 @@ def test_checkpoint_of_weights_that_are_lost_is_not_kept(work, refused):
         callbacks = torch.load(path, weights_only=True)["callbacks"]
         [state] = [state for name, state in callbacks.items() if "ModelCheckpoint" in name]
         assert math.isfinite(state["current_score"]), path
+
+
+@pytest.mark.parametrize("every", [1, 12])
+def test_a_rate_that_diverges_without_overflow_is_stopped_too(work, refused, every):
+    rates = ("optimizer.learning_rate=10", "optimizer.muon_learning_rate=10")
+    message = refused(SMOKE, *rates, f"trainer.validate_every={every}", work=work)
+    assert re.match(
+        r"draftsmith: optimizer\.learning_rate=10: the loss is [\d.]+ at step 1; the last good checkpoint is kept", message
+    )
 
 
 def test_prompts_longer_than_the_context_are_refused_before_anything_is_generated(work, refused):

@@ -3,6 +3,7 @@
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -17,12 +18,14 @@ from pipeline.errors import PipelineError
 from pipeline.module import Distillation, freeze_embedding
 from speculative import Draft
 from speculative.alignment import agreement
+from speculative.cost import Costs
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*litlogger.*")
 
 VOCABULARY = 40
 KEPT = torch.arange(1, VOCABULARY, 2)
 FORWARD_KL = Objective()
+COSTS = Costs(plain_seconds=1.0, draft=0.1, verify=(1.0,) * 5, other=(0.0,) * 5)
 PROMPTS = ([3, 1, 4], [15, 9], [2, 6, 5, 35])
 
 
@@ -57,8 +60,9 @@ def rows(target: LlamaForCausalLM) -> list[Row]:
 
 
 def module(draft: Draft, names: tuple[str, ...] = ("validation-1",), objective=FORWARD_KL, **options) -> Distillation:
+    texts = {name: float(name.removeprefix("validation-")) for name in names}
     settings = {"learning_rate": 1e-2, "weight_decay": 0.0} | options
-    made = Distillation(draft, VOCABULARY, objective, Optimizer(**settings), 200, list(names))
+    made = Distillation(draft, VOCABULARY, objective, Optimizer(**settings), 200, texts, COSTS)
     made.trainer = L.Trainer(accelerator="cpu", barebones=True)  # replaced by the one that fits; it tells the precision
     return made
 
@@ -69,10 +73,9 @@ def trainer(tmp_path, **options) -> L.Trainer:
         devices=1,
         default_root_dir=tmp_path,
         logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **options,
+        **{"enable_checkpointing": False} | options,
     )
 
 
@@ -123,6 +126,49 @@ def test_a_loss_that_is_not_finite_stops_at_its_step(tmp_path):
     with pytest.raises(PipelineError, match=r"optimizer\.learning_rate=0\.0125: the loss is nan at step 3;"):
         trainer(tmp_path, max_steps=5).fit(learner, loader(batches))
     assert all(torch.isfinite(p).all() for p in learner.model.parameters())
+
+
+class Spoil(Callback):
+    """Multiplies the head after one step, as a rate that is too high would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, pl_module, *_) -> None:
+        if trainer.global_step == self.step:
+            pl_module.model.get_output_embeddings().weight.data.mul_(1e4)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_weights_that_diverge_stop_at_their_step_and_the_last_good_checkpoint_stays(tmp_path, every):
+    good = collate(rows(model(0)))
+    learner = module(build(model(1), DraftConfig(layers=[0]), None))
+    keep = ModelCheckpoint(tmp_path, monitor="validation-1/overlap", mode="max", save_last=True)
+    runner = trainer(
+        tmp_path, max_steps=6, callbacks=[Spoil(3), keep], val_check_interval=every, check_val_every_n_epoch=None,
+        num_sanity_val_steps=0, enable_checkpointing=True,
+    )  # fmt: skip
+    with pytest.raises(PipelineError, match=r"the loss is [\d.e+]+ at step 3; the last good checkpoint is kept"):
+        runner.fit(learner, loader([good] * 6), loader([good]))
+    kept = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert kept["global_step"] == 2
+    learner.load_state_dict(kept["state_dict"])
+    with torch.no_grad():
+        assert losses.forward_kl(learner.log_q(good), losses.support(good.targets, None)).mean() < 4
+    resumed = module(build(model(1), DraftConfig(layers=[0]), None))
+    resumed.on_load_checkpoint(kept)
+    assert resumed.limit == learner.limit
+
+
+def test_a_loss_may_rise_as_far_as_ten_times_that_of_a_draft_that_knows_nothing():
+    learner = module(build(model(1), DraftConfig(layers=[0]), None))
+    for loss in (0.1, 30.0, 36.8):  # 10 ln 40 = 36.89
+        learner._refuse_divergence(loss)
+    with pytest.raises(PipelineError, match="the loss is 37 at step 0"):
+        learner._refuse_divergence(37.0)
+    other = module(build(model(1), DraftConfig(layers=[0]), None))
+    for loss in (50.0, 499.0):  # a draft may begin worse than even
+        other._refuse_divergence(loss)
 
 
 def test_validation_divides_sums_by_counts(tmp_path):
