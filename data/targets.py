@@ -16,17 +16,19 @@ class SparseTargets:
     """Distributions at N positions: ``ids`` (N, k), their ``log_probs`` (N, k), and the log of the mass outside, (N,).
 
     ``weights`` (N, k): inverse inclusion weights, 1 for an id that was kept for certain; None: no id was drawn. Where ids
-    were drawn, ``log_tail`` is −inf: nothing is left outside. A drawn id may stand in a row twice.
+    were drawn, ``log_tail`` is −inf: nothing is left outside. A drawn id may stand in a row twice. The first ``certain``
+    ids of a row were not drawn.
     """
 
     ids: Tensor
     log_probs: Tensor
     log_tail: Tensor
     weights: Tensor | None = None
+    certain: int = 0
 
     def to(self, device: torch.device) -> "SparseTargets":
         weights = None if self.weights is None else self.weights.to(device)
-        return SparseTargets(self.ids.to(device), self.log_probs.to(device), self.log_tail.to(device), weights)
+        return SparseTargets(self.ids.to(device), self.log_probs.to(device), self.log_tail.to(device), weights, self.certain)
 
 
 @dataclass(frozen=True)
@@ -48,4 +50,4 @@ def concatenate(parts: Sequence[Targets]) -> Targets:
         return DenseTargets(torch.cat([part.log_probs for part in parts]))
     weights = None if parts[0].weights is None else torch.cat([part.weights for part in parts])
     ids, log_probs, log_tail = (torch.cat([getattr(p, name) for p in parts]) for name in ("ids", "log_probs", "log_tail"))
-    return SparseTargets(ids, log_probs, log_tail, weights)
+    return SparseTargets(ids, log_probs, log_tail, weights, parts[0].certain)

@@ -50,11 +50,11 @@ class TopK:
         log_tail = stored["log_tail"]
         drawn = self._drawn(vocabulary)
         if not drawn:
-            return SparseTargets(ids, log_probs, log_tail)
+            return SparseTargets(ids, log_probs, log_tail, certain=ids.shape[1])
         found = log_probs[:, -drawn:]
         weights = torch.ones_like(log_probs)
         weights[:, -drawn:] = torch.where(found > -math.inf, (log_tail[:, None] - found).exp() / drawn, 0.0)
-        return SparseTargets(ids, log_probs, torch.full_like(log_tail, -math.inf), weights)
+        return SparseTargets(ids, log_probs, torch.full_like(log_tail, -math.inf), weights, ids.shape[1] - drawn)
 
     def bytes_per_position(self, vocabulary: int, width: int) -> int:
         """Bytes stored for one target position."""

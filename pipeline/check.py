@@ -88,7 +88,7 @@ def _codec(codec: Codec, objective: Objective) -> None:
     error = codec.max_overlap_error
     require(0 < error < 1, "codec.max_overlap_error", error, "give a number between 0 and 1")
     require(codec.bits in (8, 16), "codec.bits", codec.bits, "give 8 or 16")
-    unfit = refusal(codec.kind.name, objective.divergence.name, codec.draws)
+    unfit = refusal(codec.kind.name, objective.divergence.name)
     refused = unfit if codec.kind is not Coding.auto else None  # it looks for one that can
     require(refused is None, "objective.divergence", objective.divergence.name, str(refused))
 

@@ -48,7 +48,7 @@ def candidates(config: Config, model: PreTrainedModel, rows: list[Response]) -> 
     exact = [replace(config.codec, kind=Coding.topk, top_k=k, tail_samples=0, bits=8) for k, _ in SPARSE]
     hidden = [replace(config.codec, kind=Coding.hidden, bits=bits) for bits in (8, 16)] if head_is_last(model, 1e-2) else []
     objective = config.objective.divergence.name
-    able = [codec for codec in (*sparse, *exact, *hidden) if refusal(codec.kind.name, objective, codec.draws) is None]
+    able = [codec for codec in (*sparse, *exact, *hidden) if refusal(codec.kind.name, objective) is None]
     return sorted(able, key=lambda codec: _bytes(replace(config, codec=codec), model, rows))
 
 

@@ -9,7 +9,8 @@ outcomes and a lower bound of the divergence on all ids, if the draft has the id
 
 Where ids were drawn, Σ_x f(p(x), q(x)) is estimated by Σ_i w_i f(p_i, q_i), without bias if f(0, q) is nothing or linear in
 q, since Σ q = 1 (Horvitz & Thompson, 1952). To renormalise p would bias it: a position then weighs as the mass that the
-draft can say. These f are homogeneous and convex, so the best q stays the same. What is no such sum refuses drawn ids.
+draft can say. These f are homogeneous and convex, so the best q stays the same. Where a factor multiplies such a sum, it is
+taken over the ids that were kept for certain, so that it is no part of the draw. What follows q refuses drawn ids.
 
 Nothing here knows masks, configuration or where p came from.
 """
@@ -24,6 +25,7 @@ from data.targets import DenseTargets, Targets
 from pipeline.errors import PipelineError
 
 SMALLEST_REST = 1e-8  # of q on "any other id", which is 1 − Σ q: float32 knows it no better
+SMALLEST_OVERLAP = 1e-2  # that divides a sum over drawn ids
 SMALLEST_P = 1e-12  # that reverse KL sees, as in the tail that the cache stores; log 0 would not be finite
 
 
@@ -33,26 +35,28 @@ class Support:
 
     Where no id was drawn, the target's best id stands first. ``tail`` is the mass outside the stored ids. What share of it
     the draft could say is unknown; all of it counts. ``weights`` (N, k), where ids were drawn: Σ_i w_i f(p_i, q_i) is
-    unbiased for Σ_x f(p(x), q(x)); then ``tail`` is 0.
+    unbiased for Σ_x f(p(x), q(x)); then ``tail`` is 0. The first ``certain`` ids of a row were not drawn.
     """
 
     ids: Tensor
     p: Tensor
     tail: Tensor
     weights: Tensor | None = None
+    certain: int = 0
 
 
 def support(targets: Targets, draft_ids: Tensor | None) -> Support:
     """Translate stored ids; ``draft_ids`` (V,) is the draft id of each target id, −1 where there is none."""
     if isinstance(targets, DenseTargets):
         ids, p = _best_first(targets.log_probs.exp())
-        tail, weights = torch.zeros_like(p[:, 0]), None
+        tail, weights, certain = torch.zeros_like(p[:, 0]), None, ids.shape[1]
     else:
         ids, p, tail, weights = targets.ids, targets.log_probs.exp(), targets.log_tail.exp(), targets.weights
+        certain = targets.certain
     if draft_ids is None:
-        return Support(ids, p, tail, weights)
+        return Support(ids, p, tail, weights, certain)
     ids = draft_ids[ids]
-    return Support(ids.clamp(min=0), p * (ids >= 0), tail, weights)
+    return Support(ids.clamp(min=0), p * (ids >= 0), tail, weights, certain)
 
 
 def _best_first(p: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,9 +102,15 @@ def _outcomes(log_q: Tensor, target: Support) -> _Outcomes:
     return _Outcomes(p, p.log(), torch.cat([kept, rest.log()], 1), counts)
 
 
+def _certain_overlap(log_q: Tensor, target: Support) -> Tensor:
+    """Σ min(p, q), (N,), over the ids that were kept whatever was drawn; a constant for the gradient."""
+    kept = log_q.gather(1, target.ids[:, : target.certain]).exp()
+    return torch.minimum(target.p[:, : target.certain], kept).sum(-1).detach()
+
+
 def _refuse_drawn(target: Support) -> None:
     if target.weights is not None:
-        raise ValueError("this objective is no sum over ids with bounded weights: drawn ids would bias it")
+        raise ValueError("this objective follows the draft: the weights of drawn ids would have no bound")
 
 
 def forward_kl(log_q: Tensor, target: Support) -> Tensor:
@@ -156,11 +166,14 @@ def negative_log_overlap(log_q: Tensor, target: Support) -> Tensor:
     """−log Σ min(p, q) by position, (N,): total variation's direction, larger the smaller the overlap (LK losses, 2026).
 
     Exact on dense targets; else a lower bound, since the masses outside are taken to overlap as far as they can. The
-    sum is taken of logarithms, so that a q too small for float32 still has a gradient. Drawn ids are refused: the mean of
-    a logarithm is not the logarithm of the mean.
+    sum is taken of logarithms, so that a q too small for float32 still has a gradient. On drawn ids it is the tangent of
+    −log at the overlap C of the certain ones, a lower bound in the mean: its gradient is −∇overlap / C without bias,
+    whereas the mean of a logarithm is not the logarithm of the mean.
     """
-    _refuse_drawn(target)
     o = _outcomes(log_q, target)
+    if target.weights is not None:
+        certain = _certain_overlap(log_q, target).clamp(min=SMALLEST_OVERLAP)
+        return 1 - certain.log() - o.total(torch.minimum(o.p, o.log_q.exp())) / certain
     return -torch.where(o.p != 0, torch.minimum(o.log_p, o.log_q), -math.inf).logsumexp(-1)
 
 
@@ -168,12 +181,12 @@ def hybrid(log_q: Tensor, target: Support, eta: float) -> Tensor:
     """w KL(p ‖ q) + (1 − w) TV(p, q), w = exp(−η · overlap), by position, (N,) (LK losses, 2026).
 
     KL leads while p and q are far apart, TV once they are near. w is a constant for the gradient. Exact on dense
-    targets; on sparse ones KL, TV and w are lower bounds, their mixture need not be one. Drawn ids are refused: w and
-    what it multiplies would come from the same draw.
+    targets; on sparse ones KL, TV and w are lower bounds, their mixture need not be one. On drawn ids w is that of the
+    overlap of the certain ones, and what it multiplies has no bias.
     """
-    _refuse_drawn(target)
     variation = total_variation(log_q, target)
-    weight = torch.exp(-eta * (1 - variation)).detach()
+    near = 1 - variation if target.weights is None else _certain_overlap(log_q, target)
+    weight = torch.exp(-eta * near).detach()
     return weight * forward_kl(log_q, target) + (1 - weight) * variation
 
 

@@ -36,11 +36,11 @@ def best_two_and_tail() -> Iterator[Draw]:
     for ids in itertools.product(range(2, len(P)), repeat=DRAWS):
         chosen = torch.tensor(ids)
         weights = torch.cat([torch.ones(2, dtype=torch.float64), mass / (DRAWS * P[chosen])])
-        yield float((others[chosen - 2] / mass).prod()), made(torch.cat([torch.tensor([0, 1]), chosen]), weights)
+        yield float((others[chosen - 2] / mass).prod()), made(torch.cat([torch.tensor([0, 1]), chosen]), weights, 2)
 
 
-def made(ids: Tensor, weights: Tensor) -> SparseTargets:
-    return SparseTargets(ids[None], P[ids].log()[None], torch.tensor([-math.inf]), weights[None])
+def made(ids: Tensor, weights: Tensor, certain: int = 0) -> SparseTargets:
+    return SparseTargets(ids[None], P[ids].log()[None], torch.tensor([-math.inf]), weights[None], certain)
 
 
 def counted(targets: SparseTargets) -> SparseTargets:
@@ -111,11 +111,43 @@ def test_the_best_draft_is_the_same_as_with_the_whole_distribution(name, trimmed
         assert at((best + 0.5 * noise(1, best.shape[1], seed=seed)).log_softmax(-1)) > least - 1e-12
 
 
-@pytest.mark.parametrize("name", ["overlap", "hybrid", "reverse_kl"])
-def test_what_is_no_sum_over_ids_refuses_drawn_ids(name):
+def test_what_follows_the_draft_refuses_drawn_ids():
     for _, targets in sampled(1.0):
-        with pytest.raises(ValueError, match="drawn ids would bias it"):
-            OBJECTIVES[name](noise(1, 5).log_softmax(-1), support(targets, None))
+        with pytest.raises(ValueError, match="weights of drawn ids would have no bound"):
+            losses.reverse_kl(noise(1, 5).log_softmax(-1), support(targets, None))
+
+
+def weighed(name: str, ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What hybrid and −log overlap are to be in the mean: their factor is of the two certain ids, the rest of all ids."""
+    kept = slice(None) if ids is None else (ids >= 0).nonzero()[:, 0]
+    p, q = P[kept][None], noise(1, 5 if ids is None else int((ids >= 0).sum()), seed=3).requires_grad_()
+    least = torch.minimum(p, q.softmax(-1))
+    certain = least[:, torch.arange(5)[kept] < 2].sum(-1).detach()
+    if name == "overlap":
+        value = -certain.log() - (least.sum(-1) - certain) / certain
+    else:
+        weight = torch.exp(-3.0 * certain)
+        value = weight * (p * (p / q.softmax(-1)).log()).sum(-1) + (1 - weight) * (1 - least.sum(-1))
+    value.sum().backward()
+    return value.detach(), q.grad
+
+
+@pytest.mark.parametrize("name", ["overlap", "hybrid"])
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_sum_weighed_by_the_certain_overlap_has_no_bias(name, trimmed):
+    ids = draft_ids([0, 2, 4], 5) if trimmed else None
+    for found, wanted in zip(mean("topk with a drawn tail", OBJECTIVES[name], ids), weighed(name, ids), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_weighed_by_the_overlap_of_the_same_draw_it_would_be_biased(monkeypatch):
+    def of_the_draw(log_q: Tensor, target: Support) -> Tensor:
+        return 1 - losses.total_variation(log_q, target).detach()
+
+    monkeypatch.setattr(losses, "_certain_overlap", of_the_draw)
+    for name in ("overlap", "hybrid"):
+        _, gradient = mean("topk with a drawn tail", OBJECTIVES[name], None)
+        assert float((gradient - weighed(name, None)[1]).abs().max()) > 1e-3
 
 
 def test_the_logarithm_of_an_estimated_overlap_would_be_biased():
