@@ -17,7 +17,7 @@ from speculative.cache import CachedModel, check_branching
 from speculative.controls import History
 from speculative.drafters import Drafter, Proposal
 from speculative.length import AutoLength
-from speculative.metrics import Acceptance, Log, Phases
+from speculative.metrics import Acceptance, Log, Phases, Ranks
 from speculative.rows import Finish, Rows, Stop
 from speculative.sampling import Purpose, Sampling, best_token, draw, probabilities, round_keys, uniforms
 from speculative.tree import Tree
@@ -33,7 +33,7 @@ class Generation:
     """The result, by row: new ``tokens``, why they end, and counts; ``seconds`` are of the whole call.
 
     ``log_probs`` are the target's own, before temperature, filters and controls, if they were asked for. ``text`` is there
-    when a tokenizer was given, and ends before the stop string.
+    when a tokenizer was given, and ends before the stop string. ``ranks`` counts the branches of a tree, over all rows.
     """
 
     tokens: list[list[int]]
@@ -43,6 +43,7 @@ class Generation:
     draft_forwards: int
     log_probs: list[list[float]] | None = None
     text: list[str] | None = None
+    ranks: Ranks | None = None
 
     @property
     def stopped(self) -> list[bool]:
@@ -85,7 +86,7 @@ class Decoding:
         self.model.prefill(rows.tokens, rows.lengths - 1)
         if drafter is not None:
             drafter.prefill(rows.tokens, rows.lengths - 1)
-        self.log = Log(rows.count, options.longest)
+        self.log = Log(rows.count, options.longest, drafter.tree if isinstance(drafter, TreeDrafter) else None)
         self.seconds.prefill = time.perf_counter() - started
 
     @property
@@ -120,7 +121,8 @@ class Decoding:
         if self.options.log_probs:
             rows.note(before, emitted, logits)
         alive = emitted > 0
-        self.log.add(rows.index[alive], limits[alive], verdict.accepted[alive], emitted[alive])
+        path = None if verdict.path is None else verdict.path[alive]
+        self.log.add(rows.index[alive], limits[alive], verdict.accepted[alive], emitted[alive], path)
         if isinstance(self.options.length, AutoLength):
             self.options.length.observe(limits[alive], verdict.accepted[alive])
         if self.drafter is not None:
@@ -208,4 +210,4 @@ class Decoding:
         tokens, finish, log_probs = self.rows.texts()
         forwards = 0 if self.drafter is None else self.drafter.forwards
         kept = log_probs if self.options.log_probs else None
-        return Generation(tokens, finish, self.log.by_row(), self.seconds, forwards, kept)
+        return Generation(tokens, finish, self.log.by_row(), self.seconds, forwards, kept, ranks=self.log.ranks())
