@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculative import Draft, Sampling, Tree, generate
-from speculative.calibration import tree_costs, measure_trees
+from speculative.calibration import measure_trees, tree_costs
 from speculative.metrics import Log, Ranks
 from speculative.tree_choice import TreeCosts, best_tree, expected_ratio, grow, reach, tokens_per_round
 from tests.speculative.tiny import perturbed, tiny
