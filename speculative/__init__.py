@@ -12,6 +12,7 @@ from speculative.engine import Generation
 from speculative.lookup import PromptLookup
 from speculative.rows import Finish
 from speculative.sampling import Sampling
+from speculative.tree import Tree
 from speculative.verification import Rule
 from speculative.vocabulary import shared_draft
 
@@ -25,6 +26,7 @@ __all__ = [
     "PromptLookup",
     "Rule",
     "Sampling",
+    "Tree",
     "generate",
     "shared_draft",
     "stream",

@@ -22,8 +22,11 @@ from speculative.lookup import LookupElseModel, PromptLookup
 from speculative.rows import Finish, Rows
 from speculative.sampling import Sampling
 from speculative.text import Transcript
+from speculative.tree import Tree
+from speculative.tree_drafter import TreeDrafter
 from speculative.verification import Rule
 
+DRAFT_TOKENS = 3  # unless given
 LONGEST_DRAFT = 128  # far beyond what pays: the chance that a draft is reached falls with every one before it
 Prompts = Sequence[Sequence[int]] | Sequence[str] | Tensor
 
@@ -66,8 +69,9 @@ def stream(target: PreTrainedModel, draft: Draft | PreTrainedModel | None, promp
     Options, for both:
         max_new_tokens: one budget, or one for each row.
         generation_config: transformers' settings; what is given beside it counts more.
-        num_draft_tokens: K, the tokens drafted each round; or the ``Costs`` of this machine, by which K is then chosen
-            every round from the acceptance so far.
+        num_draft_tokens: K, the tokens drafted each round (3 unless given); or the ``Costs`` of this machine, by which K
+            is then chosen every round from the acceptance so far.
+        tree: instead of a chain of K, the branches at every depth, (3, 2, 1); or a ``Tree``.
         sampling: temperature and filters; greedy decoding by default.
         controls: penalties, biases and processors.
         verification: "token", "block" or "match" (see ``speculative.Rule``).
@@ -94,7 +98,8 @@ def _prepare(
     *,
     max_new_tokens: int | Sequence[int] | None = None,
     generation_config: GenerationConfig | None = None,
-    num_draft_tokens: int | Costs = 3,
+    num_draft_tokens: int | Costs | None = None,
+    tree: Sequence[int] | Tree | None = None,
     sampling: Sampling | None = None,
     controls: Controls | None = None,
     verification: str = "token",
@@ -121,6 +126,11 @@ def _prepare(
     if not 0.0 <= confidence <= 1.0:
         raise ValueError(f"confidence must lie in [0, 1], not {confidence}")
     draft = Draft(draft) if isinstance(draft, PreTrainedModel) else draft
+    if tree is not None:
+        tree = tree if isinstance(tree, Tree) else Tree.of(tree)
+        _check_tree(tree, draft, num_draft_tokens, verification, lookup, confidence)
+        num_draft_tokens = tree.depth
+    num_draft_tokens = DRAFT_TOKENS if num_draft_tokens is None else num_draft_tokens
     auto = isinstance(num_draft_tokens, Costs)
     longest = num_draft_tokens.longest if auto else num_draft_tokens
     if not 0 <= longest <= LONGEST_DRAFT:
@@ -134,15 +144,17 @@ def _prepare(
         if controls.processors:
             logits = torch.linspace(-3.0, 3.0, target.config.vocab_size, device=target.device)[None]
             controls.check_pure(torch.tensor([rows[0]], device=target.device), logits)
-        room = min(longest, max(budgets)) + 1  # drafts beyond a row's end are written and never kept
+        # Drafts beyond a row's end are written and never kept.
+        room = 1 + (min(longest, max(budgets)) if tree is None else tree.size)
         capacity = max(len(prompt) + budget for prompt, budget in zip(rows, budgets, strict=True)) + room
         live = Rows(rows, budgets, capacity, keys, target.device)
         eos = eos.to(target.device)
         history = History(controls, live.prompts, eos, target.config.vocab_size) if controls.active else None
-        drafter: Drafter | None = lookup
+        drafter: Drafter | TreeDrafter | None = lookup
         if draft is not None and longest > 0:
             model = ModelDrafter(draft, len(live.index), capacity, sampling, seed, history, confidence)
             drafter = model if lookup is None else LookupElseModel(lookup, model)
+            drafter = drafter if tree is None else TreeDrafter(model, tree)
         transcript = None if tokenizer is None else Transcript(tokenizer, len(rows), stops)
         length = AutoLength(num_draft_tokens) if auto else longest
         options = Options(sampling, Rule(verification), length, longest, eos, seed, transcript, log_probs)
@@ -179,6 +191,29 @@ def _budgets(rows: list[list[int]], wanted: int | Sequence[int] | None, given: s
     if len(budgets) != len(rows) or min(budgets) < 0:
         raise ValueError("max_new_tokens must be one number ≥ 0, or one for each prompt")
     return budgets
+
+
+def _check_tree(
+    tree: Tree,
+    draft: Draft | None,
+    num_draft_tokens: int | Costs | None,
+    verification: str,
+    lookup: PromptLookup | None,
+    confidence: float,
+) -> None:
+    """Refuse, by name, what a tree cannot be combined with."""
+    if draft is None:
+        raise ValueError("tree: it is drafted by a model; give a draft")
+    if num_draft_tokens is not None:
+        raise ValueError("tree: it says how much is drafted; leave out num_draft_tokens")
+    if verification != Rule.TOKEN:
+        raise ValueError(f"tree: branches are judged token by token; verification={verification!r} needs a chain")
+    if lookup is not None:
+        raise ValueError("tree: prompt lookup names a single continuation; leave out lookup")
+    if confidence:
+        raise ValueError("tree: its shape is fixed; confidence needs a chain")
+    if tree.width > draft.size:
+        raise ValueError(f"tree: it has {tree.width} branches at a node, the draft only {draft.size} output ids")
 
 
 def _check_models(target: PreTrainedModel, draft: Draft | None, rows: list[list[int]], budgets: list[int]) -> None:

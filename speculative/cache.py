@@ -1,17 +1,21 @@
 """A key-value cache with one slot per position.
 
-Slot = position, so nothing is ever moved: a rejected token's slot is overwritten when its position is fed again, and
-a query at position t sees the slots ≤ t and nothing else. Rows of a batch may stand at different positions. The only
-file that touches the private side of transformers' cache classes.
+Slot = position: a rejected token's slot is overwritten when its position is fed again, and a query at position t sees
+the slots ≤ t and nothing else. Only the nodes of a draft tree stand in slots that are not their positions, until the
+path that was kept is moved. Rows of a batch may stand at different positions. The only file that touches the private
+side of transformers' cache classes.
 """
 
 import inspect
+from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from speculative.tree import Tree
 
 
 class UnsupportedModelError(ValueError):
@@ -32,6 +36,8 @@ def check_supported(config: PreTrainedConfig) -> None:
 
 
 _EXACT: WeakSet[PreTrainedModel] = WeakSet()  # models that passed check_exact
+_BRANCHING: WeakSet[PreTrainedModel] = WeakSet()  # and check_branching
+Trial = Callable[[PreTrainedModel, Tensor], tuple[Tensor, Tensor]]  # model, tokens (2, 8) → logits two ways
 
 
 def check_exact(model: PreTrainedModel) -> None:
@@ -39,30 +45,60 @@ def check_exact(model: PreTrainedModel) -> None:
 
     Not every architecture reads the mask and positions it is given; the few that do not are found by trying, once.
     """
-    if model in _EXACT:
+    _try(model, _EXACT, _in_pieces, "its output depends on how tokens are fed; it is not supported")
+
+
+def check_branching(model: PreTrainedModel) -> None:
+    """Refuse a model that takes a token's slot for its position: to it the nodes of a tree stand in other places."""
+    _try(model, _BRANCHING, _in_branches, "its output depends on where tokens stand in the cache; it cannot verify a tree")
+
+
+def _try(model: PreTrainedModel, passed: WeakSet[PreTrainedModel], trial: Trial, reason: str) -> None:
+    if model in passed:
         return
-    _EXACT.add(model)  # before the trial, which feeds the model itself
+    passed.add(model)  # before the trial, which feeds the model itself
     try:
         with torch.inference_mode():
             tokens = torch.tensor([[1, 3, 2, 5, 4, 6, 2, 7], [4, 2, 2, 3, 1, 5, 7, 3]], device=model.device)
-            tokens = tokens % model.config.vocab_size
-            ends = torch.tensor([[6, 7], [2, 3]], device=model.device)  # the rows stand at different places
-            row = torch.arange(2, device=model.device)
-            whole = model(input_ids=tokens, use_cache=False).logits[row, ends[:, -1]].float()
+            found, whole = (logits.float() for logits in trial(model, tokens % model.config.vocab_size))
             if not bool(whole.isfinite().all()):
                 raise ValueError("the model gives logits that are NaN or infinite")
-            cached = CachedModel(model, 2, 10)
-            cached.prefill(tokens.flip(1), ends[:, -1])  # to be overwritten
-            cached.prefill(tokens, ends[:, 0])
-            pieces = cached.feed(tokens.gather(1, ends), ends, keep=1)[:, -1].float()
         tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 5e-2
-        exact = torch.allclose(pieces, whole, rtol=0, atol=tolerance * float(whole.abs().max()))
+        exact = torch.allclose(found, whole, rtol=0, atol=tolerance * float(whole.abs().max()))
     except Exception as error:  # an architecture that is not what the cache expects fails in ways of its own
-        _EXACT.discard(model)
+        passed.discard(model)
         raise UnsupportedModelError(f"{model.config.model_type}: its cache cannot be used ({error})") from error
     if not exact:
-        _EXACT.discard(model)
-        raise UnsupportedModelError(f"{model.config.model_type}: its output depends on how tokens are fed; it is not supported")
+        passed.discard(model)
+        raise UnsupportedModelError(f"{model.config.model_type}: {reason}")
+
+
+def _in_pieces(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tokens after a prefill, the rows at different places; and the same by one forward."""
+    ends = torch.tensor([[6, 7], [2, 3]], device=model.device)
+    row = torch.arange(2, device=model.device)
+    whole = model(input_ids=tokens, use_cache=False).logits[row, ends[:, -1]]
+    cached = CachedModel(model, 2, 10)
+    cached.prefill(tokens.flip(1), ends[:, -1])  # to be overwritten
+    cached.prefill(tokens, ends[:, 0])
+    return cached.feed(tokens.gather(1, ends), ends, keep=1)[:, -1], whole
+
+
+def _in_branches(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's last tokens as the second branch of a tree, kept, and one more fed; and the same by one forward."""
+    ends = torch.tensor([6, 5], device=model.device)
+    whole = model(input_ids=tokens, use_cache=False).logits
+    cached = CachedModel(model, 2, 12)
+    cached.prefill(tokens, ends - 3)
+    anchors = (ends - 3)[:, None]
+    path = torch.tensor([0, 2, 3], device=model.device)  # of a tree in which nodes 1 and 2 continue the anchor, 3 node 2
+    last = tokens.gather(1, anchors + torch.arange(3, device=model.device))
+    nodes = torch.stack([last[:, 0], last[:, 2], last[:, 1], last[:, 2]], 1)
+    fed = cached.feed_nodes(nodes, anchors.squeeze(1), Tree((0, 0, 2)), range(4))[:, path]
+    cached.cache.keep_path(path[1:].expand(2, -1), anchors.squeeze(1))
+    after = cached.feed(tokens.gather(1, ends[:, None]), ends[:, None], keep=1)
+    places = anchors + torch.arange(4, device=model.device)
+    return torch.cat([fed, after], 1), whole[torch.arange(2, device=model.device)[:, None], places]
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -116,7 +152,7 @@ class SlotCache(Cache):
         super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
 
     def place(self, positions: Tensor) -> None:
-        """Announce the positions (B, n) of the tokens about to be fed: contiguous runs, position 0 may be repeated first."""
+        """Announce the positions (B, n) of the tokens about to be fed, rising in each row; position 0 may be repeated first."""
         first, last = int(positions.min()), int(positions.max())
         if last >= self.capacity:
             raise IndexError(f"position {last} lies outside a cache of {self.capacity} slots")
@@ -127,6 +163,15 @@ class SlotCache(Cache):
     def place_first(self, rows: Tensor, length: int) -> None:
         """Announce the first ``length`` tokens of some ``rows`` of the batch, which alone are about to be fed."""
         self.where, self.visible, self.filled = slice(0, length), length, rows
+
+    def keep_path(self, path: Tensor, anchors: Tensor) -> None:
+        """Copy nodes of the trees below ``anchors`` (B,), their ``path`` (B, n) with 0 behind it, to their positions."""
+        rows = torch.arange(len(path), device=path.device)[:, None]
+        positions = anchors[:, None] + 1 + torch.arange(path.shape[1], device=path.device)
+        slots = torch.where(path > 0, anchors[:, None] + path, positions)
+        for layer in self.layers:
+            for store in (layer.keys, layer.values):
+                store[rows, :, positions] = store[rows, :, slots]
 
     def select(self, rows: Tensor) -> None:
         """Keep the given rows (indices into the batch), in that order."""
@@ -155,9 +200,27 @@ class CachedModel:
         """Logits (B, keep, V) of the last ``keep`` of the tokens (B, n) placed at ``positions`` (B, n)."""
         self.cache.place(positions)
         mask = self.slots[: self.cache.visible] <= positions[:, None, :, None]  # (B, 1, n, visible)
+        return self._forward(tokens, positions, self._readable(mask), keep)
+
+    def feed_nodes(self, tokens: Tensor, anchors: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+        """Logits (B, n, V) of some ``nodes`` of a tree, ``tokens`` (B, n), below the anchors at positions (B,).
+
+        Node i stands in slot anchor + i, its position is anchor + depth. It sees what the anchor sees, its ancestors and
+        itself; these must have been fed, or be fed now.
+        """
+        chosen = torch.tensor(nodes, device=tokens.device)
+        depths = torch.tensor(tree.depths, device=tokens.device)
+        self.cache.place(anchors[:, None] + chosen)
+        offsets = self.slots[: self.cache.visible] - anchors[:, None]  # (B, visible)
+        seen = tree.sees.to(tokens.device)[chosen][:, offsets.clamp(0, tree.size)].transpose(0, 1)  # (B, n, visible)
+        mask = (offsets <= 0)[:, None] | (seen & (offsets <= tree.size)[:, None])
+        return self._forward(tokens, anchors[:, None] + depths[chosen], self._readable(mask[:, None]), len(nodes))
+
+    def _readable(self, mask: Tensor) -> Tensor:
+        """A boolean mask as the model's attention reads it."""
         if self.additive:
-            mask = torch.where(mask, 0.0, torch.finfo(self.model.dtype).min).to(self.model.dtype)
-        return self._forward(tokens, positions, mask, keep)
+            return torch.where(mask, 0.0, torch.finfo(self.model.dtype).min).to(self.model.dtype)
+        return mask
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> None:
         """Fill the first ``lengths`` (B,) slots of each row from right-padded ``tokens`` (B, ≥ longest).

@@ -14,6 +14,7 @@ from speculative.cost import Costs
 from speculative.drafters import Draft
 from speculative.metrics import Phases, total
 from speculative.sampling import Sampling
+from speculative.tree_choice import TreeCosts
 
 
 def measure(
@@ -58,3 +59,37 @@ def _costs(samples: list[list[tuple[float, float, float]]]) -> Costs:
         verify=tuple(target / plain for _, target, _ in middle),
         other=tuple(other / plain for _, _, other in middle),
     )
+
+
+WIDTHS = (1, 2, 4, 8, 16)  # of the trees that are timed
+
+
+def measure_trees(
+    target: PreTrainedModel,
+    draft: Draft,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    widths: Sequence[int] = WIDTHS,
+    new_tokens: int = 64,
+) -> Iterator[TreeCosts]:
+    """The same for trees: ``widths`` w, 1 the first, are timed as trees (w, 1), whose second draft forward feeds w nodes."""
+    rounds: dict[int, list[tuple[float, float, float]]] = {width: [] for width in (0, *widths)}  # 0: plain
+    for number, prompt in enumerate(prompts):
+        for width in rounds:
+            shape = {"tree": (width, 1)} if width else {"num_draft_tokens": 0}
+            done = generate(target, draft, [prompt], max_new_tokens=new_tokens, sampling=sampling, seed=number, **shape)
+            if number > 0:
+                rounds[width].append(_by_round(done.seconds, total(done.acceptance).target_forwards))
+        if number > 0:
+            yield tree_costs(rounds)
+
+
+def tree_costs(rounds: dict[int, list[tuple[float, float, float]]]) -> TreeCosts:
+    """Costs from (draft, target, other) seconds a round by the width w of trees (w, 1), 0 for plain rounds."""
+    middle = {width: [median(column) for column in zip(*rows, strict=True)] for width, rows in rounds.items()}
+    _, target, other = middle.pop(0)
+    plain = target + other
+    step = middle[1][0] / 2
+    draft = {width: (seconds - step) / plain for width, (seconds, _, _) in middle.items()}
+    verify = {2 * width: (target + other) / plain for width, (_, target, other) in middle.items()}
+    return TreeCosts(plain, tuple(draft.items()), ((0, 1.0), *verify.items()))

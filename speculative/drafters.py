@@ -34,10 +34,14 @@ class Draft:
         if self.vocabulary is not None and not bool((self.vocabulary.diff() > 0).all()):
             raise ValueError("the draft vocabulary must be sorted and without repeats")
 
+    @property
+    def size(self) -> int:
+        """Ids that can be drafted, D."""
+        return self.model.get_output_embeddings().weight.shape[0] if self.outputs is None else len(self.outputs)
+
     def check_fits(self, target_size: int) -> None:
         """Raise ValueError unless every output id of the draft stands for one of ``target_size`` target ids."""
-        rows = self.model.get_output_embeddings().weight.shape[0]
-        outputs = rows if self.outputs is None else len(self.outputs)
+        outputs = self.size
         if self.vocabulary is None and outputs != target_size:
             raise ValueError(f"the draft has {outputs} output ids, the target {target_size}: give the draft a vocabulary")
         if self.vocabulary is not None and (len(self.vocabulary) != outputs or int(self.vocabulary[-1]) >= target_size):
@@ -90,49 +94,59 @@ class ModelDrafter:
         self.forwards = 0
 
     def prefill(self, tokens: Tensor, lengths: Tensor) -> None:
-        self.cached.prefill(self._read(tokens), lengths)
+        self.cached.prefill(self.read(tokens), lengths)
         self.lengths = lengths
 
-    def propose(self, tokens: Tensor, lengths: Tensor, rows: Tensor, count: int) -> Proposal:
+    def catch_up(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Feed what was committed since; logits (B, D) of the token after it."""
         # Every row is fed as many tokens as the row furthest behind needs; re-feeding a token rewrites its own slot.
         behind = int((lengths - self.lengths).max())
         positions = (lengths[:, None] - behind + torch.arange(behind, device=tokens.device)).clamp(min=0)
-        feed = tokens.gather(1, positions)
+        return self._feed(tokens.gather(1, positions), positions)
+
+    def propose(self, tokens: Tensor, lengths: Tensor, rows: Tensor, count: int) -> Proposal:
         distributions: list[Tensor] = []
         going = torch.ones_like(lengths, dtype=torch.bool)
         counts = torch.zeros_like(lengths)
+        logits = self.catch_up(tokens, lengths)
         for step in range(count):
-            logits = self.cached.feed(self._read(feed), positions, keep=1)[:, -1]
-            if self.draft.outputs is not None:
-                logits = logits[:, self.draft.outputs]
+            if step > 0:
+                last = (lengths + step - 1)[:, None]
+                logits = self._feed(tokens.gather(1, last), last)
             if self.confidence:
                 # Decided by the text before the token, never by the token: the law of what is drawn stays q.
                 going = going & (logits.float().softmax(-1).amax(-1) >= self.confidence)
-            feed, distribution = self._choose(logits, tokens, lengths + step, rows, round_keys(lengths, step))
-            tokens.scatter_(1, (lengths + step)[:, None], feed)
+            chosen, distribution = self._choose(logits, tokens, lengths + step, rows, round_keys(lengths, step))
+            tokens.scatter_(1, (lengths + step)[:, None], chosen)
             if distribution is not None:
                 distributions.append(distribution)
             counts += going
-            positions = (lengths + step)[:, None]
             if not bool(going.any()):
                 break
         drafted = step + 1
         self.forwards += drafted
         self.lengths = lengths + drafted - 1
-        chosen = tokens.gather(1, lengths[:, None] + torch.arange(drafted, device=tokens.device))
+        block = tokens.gather(1, lengths[:, None] + torch.arange(drafted, device=tokens.device))
         q = torch.stack(distributions, 1) if distributions else None
-        return Proposal(Guess(chosen, q, self.draft.vocabulary), counts)
+        return Proposal(Guess(block, q, self.draft.vocabulary), counts)
 
-    def _read(self, tokens: Tensor) -> Tensor:
+    def _feed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.choosable(self.cached.feed(self.read(tokens), positions, keep=1)[:, -1])
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Target ids as the draft reads them."""
         return tokens if self.draft.inputs is None else self.draft.inputs[tokens]
+
+    def choosable(self, logits: Tensor) -> Tensor:
+        """Logits (..., D) of the ids that may be drafted."""
+        return logits if self.draft.outputs is None else logits[..., self.draft.outputs]
 
     def _choose(
         self, logits: Tensor, tokens: Tensor, lengths: Tensor, rows: Tensor, keys: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """The next token (B, 1) in target ids, and the distribution (B, D) it was drawn from; None if greedy."""
         vocabulary = self.draft.vocabulary
-        if self.history is not None:
-            logits = self._controlled(logits, self.history, tokens, lengths)
+        logits = self.controlled(logits, tokens, lengths)
         if self.sampling.greedy:
             chosen, distribution = logits.argmax(-1), None
         else:
@@ -140,8 +154,11 @@ class ModelDrafter:
             chosen = draw(distribution, uniforms(self.seed, rows, keys, Purpose.DRAFT))
         return (chosen if vocabulary is None else vocabulary[chosen])[:, None], distribution
 
-    def _controlled(self, logits: Tensor, history: History, tokens: Tensor, lengths: Tensor) -> Tensor:
-        vocabulary = self.draft.vocabulary
+    def controlled(self, logits: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Logits (B, D) with the controls, as ``History.apply`` has them."""
+        history, vocabulary = self.history, self.draft.vocabulary
+        if history is None:
+            return logits
         if vocabulary is None:
             return history.apply(logits, tokens, lengths)
         whole = logits.new_full((len(logits), history.vocabulary_size), -torch.inf, dtype=torch.float32)

@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from speculative.cache import CachedModel
+from speculative.cache import CachedModel, check_branching
 from speculative.controls import History
 from speculative.drafters import Drafter, Proposal
 from speculative.length import AutoLength
-from speculative.metrics import Acceptance, Log, Phases
+from speculative.metrics import Acceptance, Log, Phases, Ranks
 from speculative.rows import Finish, Rows, Stop
 from speculative.sampling import Purpose, Sampling, best_token, draw, probabilities, round_keys, uniforms
+from speculative.tree import Tree
+from speculative.tree_drafter import TreeDrafter, write_path
+from speculative.tree_verification import Branches, verify_tree, verify_tree_choices
 from speculative.verification import Guess, Rule, Verdict, verify_choices, verify_sampled
 
 COMPACT_BELOW = 0.75  # finished rows leave once fewer than this share of the batch is alive: leaving copies the cache
@@ -30,7 +33,7 @@ class Generation:
     """The result, by row: new ``tokens``, why they end, and counts; ``seconds`` are of the whole call.
 
     ``log_probs`` are the target's own, before temperature, filters and controls, if they were asked for. ``text`` is there
-    when a tokenizer was given, and ends before the stop string.
+    when a tokenizer was given, and ends before the stop string. ``ranks`` counts the branches of a tree, over all rows.
     """
 
     tokens: list[list[int]]
@@ -40,6 +43,7 @@ class Generation:
     draft_forwards: int
     log_probs: list[list[float]] | None = None
     text: list[str] | None = None
+    ranks: Ranks | None = None
 
     @property
     def stopped(self) -> list[bool]:
@@ -65,9 +69,16 @@ class Decoding:
     """One call's state: ``advance`` runs a round, ``result`` gathers what was written."""
 
     def __init__(
-        self, target: PreTrainedModel, rows: Rows, drafter: Drafter | None, history: History | None, options: Options
+        self,
+        target: PreTrainedModel,
+        rows: Rows,
+        drafter: Drafter | TreeDrafter | None,
+        history: History | None,
+        options: Options,
     ) -> None:
         """Prefills both models. ``drafter`` None decodes plainly, ``history`` None without controls."""
+        if isinstance(drafter, TreeDrafter):
+            check_branching(target)
         self.options, self.rows, self.drafter, self.history = options, rows, drafter, history
         self.seconds = Phases()
         started = time.perf_counter()
@@ -75,7 +86,7 @@ class Decoding:
         self.model.prefill(rows.tokens, rows.lengths - 1)
         if drafter is not None:
             drafter.prefill(rows.tokens, rows.lengths - 1)
-        self.log = Log(rows.count, options.longest)
+        self.log = Log(rows.count, options.longest, drafter.tree if isinstance(drafter, TreeDrafter) else None)
         self.seconds.prefill = time.perf_counter() - started
 
     @property
@@ -104,11 +115,14 @@ class Decoding:
         verdict = self._verify(logits, proposal.guess, limits)
         mark = self._lap("sample", mark)
         before = rows.lengths
+        if isinstance(proposal.guess, Branches):
+            logits, block = self._keep_path(logits, block, verdict, proposal.guess.tree)
         emitted = rows.commit(block, verdict, self.options.eos, self.options.stop)
         if self.options.log_probs:
             rows.note(before, emitted, logits)
         alive = emitted > 0
-        self.log.add(rows.index[alive], limits[alive], verdict.accepted[alive], emitted[alive])
+        path = None if verdict.path is None else verdict.path[alive]
+        self.log.add(rows.index[alive], limits[alive], verdict.accepted[alive], emitted[alive], path)
         if isinstance(self.options.length, AutoLength):
             self.options.length.observe(limits[alive], verdict.accepted[alive])
         if self.drafter is not None:
@@ -133,13 +147,17 @@ class Decoding:
             self.history = self.history.select(keep)
 
     def _target_forward(self, proposal: Proposal) -> tuple[Tensor, Tensor]:
-        """Logits (B, K+1, V) after the anchor and each drafted token, and that block (B, K+1)."""
-        rows = self.rows
-        block = torch.cat([rows.tokens.gather(1, rows.lengths[:, None] - 1), proposal.guess.tokens], 1)
+        """Logits (B, K+1, V) after the anchor and each drafted token, and that block (B, K+1); K nodes of a tree alike."""
+        rows, guess = self.rows, proposal.guess
+        block = torch.cat([rows.tokens.gather(1, rows.lengths[:, None] - 1), guess.tokens], 1)
+        if isinstance(guess, Branches):
+            return self.model.feed_nodes(block, rows.lengths - 1, guess.tree, range(block.shape[1])), block
         positions = rows.lengths[:, None] - 1 + torch.arange(block.shape[1], device=block.device)
         return self.model.feed(block, positions, keep=block.shape[1]), block
 
-    def _verify(self, logits: Tensor, guess: Guess, limits: Tensor) -> Verdict:
+    def _verify(self, logits: Tensor, guess: Guess | Branches, limits: Tensor) -> Verdict:
+        if isinstance(guess, Branches):
+            return self._verify_tree(logits, guess, limits)
         rows, options = self.rows, self.options
         place = torch.arange(logits.shape[1], device=logits.device)
         if self.history is not None:
@@ -153,6 +171,30 @@ class Decoding:
         keys = round_keys(rows.lengths[:, None], place[:-1])
         accept = uniforms(options.seed, rows.keys[:, None], keys, Purpose.ACCEPT)
         return verify_sampled(p, guess, accept, follow, limits, options.rule)
+
+    def _verify_tree(self, logits: Tensor, branches: Branches, limits: Tensor) -> Verdict:
+        rows, options, tree = self.rows, self.options, branches.tree
+        if self.history is not None:
+            parts = []
+            for node in range(tree.size + 1):
+                after = write_path(rows.tokens, rows.lengths, tree, node, branches.tokens)
+                parts.append(self.history.apply(logits[:, node], rows.tokens, after))
+            logits = torch.stack(parts, 1)
+        if options.sampling.greedy:
+            return verify_tree_choices(best_token(logits), branches, limits)
+        places, nodes = (torch.arange(count, device=logits.device) for count in (tree.depth + 1, tree.size))
+        follow = uniforms(options.seed, rows.keys[:, None], rows.lengths[:, None] + places, Purpose.TARGET)
+        keys = round_keys(rows.lengths[:, None], nodes)
+        accept = uniforms(options.seed, rows.keys[:, None], keys, Purpose.ACCEPT)
+        return verify_tree(probabilities(logits, options.sampling), branches, accept, follow, limits)
+
+    def _keep_path(self, logits: Tensor, block: Tensor, verdict: Verdict, tree: Tree) -> tuple[Tensor, Tensor]:
+        """Both caches keep the branch that stays; logits and block (B, depth+1) along it, arbitrary behind its end."""
+        self.model.cache.keep_path(verdict.path, self.rows.lengths - 1)
+        self.drafter.keep(verdict.path, self.rows.lengths, tree)
+        nodes = torch.nn.functional.pad(verdict.path, (1, 0))
+        row = torch.arange(len(nodes), device=nodes.device)[:, None]
+        return logits[row, nodes] if self.options.log_probs else logits, block.gather(1, nodes)
 
     def _controlled(self, logits: Tensor, guess: Guess, history: History) -> Tensor:
         """The controls at every position of the block, each seeing the drafts before it."""
@@ -168,4 +210,4 @@ class Decoding:
         tokens, finish, log_probs = self.rows.texts()
         forwards = 0 if self.drafter is None else self.drafter.forwards
         kept = log_probs if self.options.log_probs else None
-        return Generation(tokens, finish, self.log.by_row(), self.seconds, forwards, kept)
+        return Generation(tokens, finish, self.log.by_row(), self.seconds, forwards, kept, ranks=self.log.ranks())

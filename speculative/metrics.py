@@ -2,7 +2,8 @@
 
 ``rounds[proposed][accepted]`` counts verification rounds. Only committed tokens count: a draft behind a stop token or
 behind the length limit was neither proposed nor accepted. Conventions in the field differ by one token: here
-``tokens_per_round`` includes the correction or bonus token, as in the block efficiency of the papers.
+``tokens_per_round`` includes the correction or bonus token, as in the block efficiency of the papers. Of a tree every
+depth counts as one draft, accepted when one of its branches is.
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from speculative.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,20 @@ def total(parts: Iterable[Acceptance]) -> Acceptance:
     return Acceptance(tuple(map(tuple, rounds)), sum(part.emitted for part in parts))
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """How often a child of each depth and rank was ``tried``, its parent having stayed, and ``kept``; (depth, width) each."""
+
+    tried: tuple[tuple[int, ...], ...]
+    kept: tuple[tuple[int, ...], ...]
+
+    @property
+    def rates(self) -> list[list[float]]:
+        """P(the child of this depth and rank stays | its parent stayed); 0 where none was tried."""
+        rows = zip(self.kept, self.tried, strict=True)
+        return [[k / t if t else 0.0 for k, t in zip(kept, tried, strict=True)] for kept, tried in rows]
+
+
 @dataclass
 class Phases:
     """Wall seconds by phase; their sum is the whole call. ``bookkeeping`` is all that is neither a model nor a draw."""
@@ -88,17 +105,40 @@ class Phases:
 class Log:
     """Collects the rounds of a batch."""
 
-    def __init__(self, rows: int, depth: int) -> None:
+    def __init__(self, rows: int, depth: int, tree: Tree | None = None) -> None:
         self.rounds = torch.zeros(rows, depth + 1, depth + 1, dtype=torch.long)
         self.emitted = torch.zeros(rows, dtype=torch.long)
+        self.tree = tree
+        if tree is not None:
+            self.tried, self.kept = torch.zeros(2, tree.depth, tree.width, dtype=torch.long)
 
-    def add(self, index: Tensor, proposed: Tensor, accepted: Tensor, emitted: Tensor) -> None:
-        """One round of the rows ``index`` (B,): drafts ``proposed`` and ``accepted``, tokens ``emitted``, all (B,)."""
+    def add(self, index: Tensor, proposed: Tensor, accepted: Tensor, emitted: Tensor, path: Tensor | None = None) -> None:
+        """One round of the rows ``index`` (B,): drafts ``proposed`` and ``accepted``, tokens ``emitted``, all (B,).
+
+        ``path`` (B, depth): the nodes of the tree that stayed.
+        """
         index, proposed, accepted, emitted = (counts.cpu() for counts in (index, proposed, accepted, emitted))
         cut = emitted <= accepted
         proposed = torch.where(cut, emitted, proposed)
-        self.rounds[index, proposed, torch.where(cut, emitted, accepted)] += 1
+        accepted = torch.where(cut, emitted, accepted)
+        self.rounds[index, proposed, accepted] += 1
         self.emitted[index] += emitted
+        if path is not None:
+            self._add_ranks(torch.nn.functional.pad(path.cpu(), (1, 0)), proposed, accepted)
+
+    def _add_ranks(self, nodes: Tensor, proposed: Tensor, accepted: Tensor) -> None:
+        for depth in range(1, nodes.shape[1]):
+            tried = (accepted >= depth - 1) & (proposed >= depth)
+            children = self.tree.children_table[nodes[:, depth - 1]]
+            self.tried[depth - 1] += ((children > 0) & tried[:, None]).sum(0)
+            stays = (children == nodes[:, depth : depth + 1]) & (accepted >= depth)[:, None]
+            self.kept[depth - 1] += stays.sum(0)
+
+    def ranks(self) -> Ranks | None:
+        """Counts by depth and rank, of a tree."""
+        if self.tree is None:
+            return None
+        return Ranks(*(tuple(map(tuple, counts.tolist())) for counts in (self.tried, self.kept)))
 
     def by_row(self) -> list[Acceptance]:
         return [

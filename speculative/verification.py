@@ -28,10 +28,14 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """``accepted`` (B,): how many drafted tokens stay; ``following`` (B,): the correction or bonus token after them."""
+    """``accepted`` (B,): how many drafted tokens stay; ``following`` (B,): the correction or bonus token after them.
+
+    ``path`` (B, depth): of a tree, the nodes that stay, 0 behind them; None of a chain.
+    """
 
     accepted: Tensor
     following: Tensor
+    path: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""A draft model that proposes a tree: one forward for each level, the children of a node drawn without replacement.
+
+Greedy children are the best tokens of the node, in that order. Only nodes that have children are fed; those of the path
+that was kept are moved to their positions in the cache, the others are forgotten.
+"""
+
+import torch
+from torch import Tensor
+
+from speculative.cache import check_branching
+from speculative.drafters import ModelDrafter, Proposal
+from speculative.sampling import Purpose, draw, probabilities, round_keys, uniforms
+from speculative.tree import Tree
+from speculative.tree_verification import Branches
+
+
+class TreeDrafter:
+    """Grows ``tree`` from the draft model of ``model``, for every row of a batch."""
+
+    def __init__(self, model: ModelDrafter, tree: Tree) -> None:
+        check_branching(model.draft.model)
+        self.model, self.tree = model, tree
+
+    @property
+    def forwards(self) -> int:
+        return self.model.forwards
+
+    def prefill(self, tokens: Tensor, lengths: Tensor) -> None:
+        self.model.prefill(tokens, lengths)
+
+    def propose(self, tokens: Tensor, lengths: Tensor, rows: Tensor, count: int) -> Proposal:
+        """Draft the tree down to depth ``count``."""
+        tree, model = self.tree.cut(count), self.model
+        drafted = tokens.new_zeros(len(tokens), tree.size)
+        distributions = []
+        for depth, level in enumerate(tree.levels):
+            if depth == 0:
+                logits = model.catch_up(tokens, lengths)[:, None]
+            else:
+                fed = model.read(drafted[:, torch.tensor(level) - 1])
+                logits = model.choosable(model.cached.feed_nodes(fed, lengths - 1, tree, level))
+            model.forwards += 1
+            logits = self._controlled(logits, tree, level, drafted, tokens, lengths)
+            children = tree.children_table[list(level)].to(tokens.device)  # (n, width)
+            if model.sampling.greedy:
+                chosen = logits.topk(tree.width, dim=-1).indices
+            else:
+                q = probabilities(logits, model.sampling)
+                distributions.append(q)
+                # Node i of a round has key i − 1, as the i-th draft of a chain has.
+                keys = round_keys(lengths[:, None, None], (children - 1).clamp(min=0))
+                chosen = without_replacement(q, uniforms(model.seed, rows[:, None, None], keys, Purpose.DRAFT))
+            chosen = chosen if model.draft.vocabulary is None else model.draft.vocabulary[chosen]
+            drafted[:, children[children > 0] - 1] = chosen[:, children > 0]
+        model.lengths = lengths
+        q = torch.cat(distributions, 1) if distributions else None
+        return Proposal(Branches(tree, drafted, q, model.draft.vocabulary), torch.full_like(lengths, tree.depth))
+
+    def _controlled(
+        self, logits: Tensor, tree: Tree, level: tuple[int, ...], drafted: Tensor, tokens: Tensor, lengths: Tensor
+    ) -> Tensor:
+        if self.model.history is None:
+            return logits
+        parts = []
+        for place, node in enumerate(level):
+            after = write_path(tokens, lengths, tree, node, drafted)
+            parts.append(self.model.controlled(logits[:, place], tokens, after))
+        return torch.stack(parts, 1)
+
+    def keep(self, path: Tensor, lengths: Tensor, tree: Tree) -> None:
+        """Move the kept nodes ``path`` (B, depth) of ``tree`` to their positions; it stood below ``lengths`` (B,) tokens."""
+        self.model.cached.cache.keep_path(path, lengths - 1)
+        fed = (path > 0) & (tree.inner_index.to(path.device)[path] > 0)
+        self.model.lengths = lengths + fed.sum(-1)
+
+    def rollback(self, lengths: Tensor) -> None:
+        self.model.rollback(lengths)
+
+    def select(self, rows: Tensor) -> None:
+        self.model.select(rows)
+
+
+def without_replacement(q: Tensor, uniform: Tensor) -> Tensor:
+    """Ids (..., W) drawn one after the other from ``q`` (..., V) with ``uniform`` (..., W), none of them twice.
+
+    When q runs out of tokens the rest are arbitrary ids, of which q leaves nothing.
+    """
+    chosen = []
+    for one in uniform.unbind(-1):
+        chosen.append(draw(q, one).clamp(max=q.shape[-1] - 1)[..., None])
+        q = q.scatter(-1, chosen[-1], 0.0)
+    return torch.cat(chosen, -1)
+
+
+def write_path(tokens: Tensor, lengths: Tensor, tree: Tree, node: int, drafted: Tensor) -> Tensor:
+    """Write the drafts (B, N) that lead to ``node`` behind the committed tokens; the lengths (B,) with them."""
+    path = tree.path(node)
+    if path:
+        places = lengths[:, None] + torch.arange(len(path), device=tokens.device)
+        tokens.scatter_(1, places, drafted[:, [i - 1 for i in path]])
+    return lengths + len(path)
