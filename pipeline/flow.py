@@ -9,6 +9,8 @@ import json
 import logging
 import subprocess
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ import datasets
 import torch
 import transformers
 import yaml
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from data.artifact import MANIFEST, differences, fingerprint, folder_hash, write_json
 from data.shards import DamagedShardError
-from pipeline import calibrate, corpus, distil, export, generate, logits, rehearsal, report, speculate, tables, tracking
+from pipeline import calibrate, corpus, distil, export, generate, logits, rehearsal, report, speculate, sweep, tables, tracking
+from pipeline.check import check
 from pipeline.config import Config, Stage
 from pipeline.context import Artifact, Context
 from pipeline.errors import PipelineError
@@ -50,32 +53,68 @@ PARENTS: dict[Stage, tuple[Stage, ...]] = {
 }
 
 
-def execute(config: Config, work: Path, output: Path, params: dict[str, object], overrides: list[str]) -> float:
-    """Run the wanted stages, print the table, and return the measured speed ratio (NaN if there is none)."""
+def execute(
+    config: Config, work: Path, output: Path, params: dict[str, object], overrides: list[str], token: str | None = None
+) -> float:
+    """Run the wanted stages, print the table, and return the measured speed ratio (NaN if there is none).
+
+    A job of a sweep, whose ``token`` it is given, is not repeated when a finished job has its results; whatever it
+    fails by, it leaves a run.
+    """
     if config.threads:
         torch.set_num_threads(config.threads)
     _quiet()
     context = Context(config, work, output, overrides)
     tags = {"git_sha": _git_sha(), "machine": str(machine()["cpu"]), "threads": str(machine()["threads"])}
-    needed = ancestors(config.stages)
     if config.logits.dry_run:
         context.artifacts = {stage: _finished(stage, context) for stage in ancestors(list(PARENTS[Stage.logits]))}
         rehearsal.show(context)
         return float("nan")
-    if Stage.export in config.stages:
-        export.look_ahead(context, _foreseen(context))
-    with tracking.execution(config.tracking, work, run_name(overrides), tags) as run:
+    if token is None:
+        _look_ahead(context)
+    elif (ratio := _done_before(context, token)) is not None:
+        log.info("%s: finished before, skipped", run_name(overrides))
+        return ratio
+    with tracking.execution(config.tracking, work, run_name(overrides), tags, token) as run:
+        run.tags({"overrides": " ".join(overrides), "output": str(output)})
         run.params(params)
         run.text(yaml.safe_dump(nested(params), sort_keys=False), "config.yaml")
-        run.tags({"overrides": " ".join(overrides), "output": str(output)})
-        for stage in needed:
+        if token is not None:
+            _look_ahead(context)
+        for stage in ancestors(config.stages):
             try:
                 context.artifacts[stage] = _reach(stage, context, run)
             except PipelineError:
                 if stage is Stage.export:  # what was measured is worth seeing, the more so when the gate refuses it
                     _conclude(context, run)
                 raise
-        return _conclude(context, run)
+        ratio = _conclude(context, run)
+        run.tags({"draftsmith.results": _results({stage: found.fingerprint for stage, found in context.artifacts.items()})})
+        return ratio
+
+
+def _look_ahead(context: Context) -> None:
+    """Refuse what would fail only after hours."""
+    check(context.config)
+    if Stage.export in context.config.stages:
+        export.look_ahead(context, _foreseen(context, [Stage.export])[Stage.export])
+
+
+def _done_before(context: Context, token: str) -> float | None:
+    """The speed ratio of the finished job with the results that this one will have, if they are still there."""
+    try:
+        _look_ahead(context)
+        folders = _foreseen(context, context.config.stages)
+    except Exception:  # whatever it is, the execution meets it again and records it
+        return None
+    if not all((folder / MANIFEST).is_file() for folder in folders.values()):
+        return None
+    results = _results({stage: folder.name for stage, folder in folders.items()})
+    return sweep.outcome(context.config.tracking, context.work, token, results)
+
+
+def _results(fingerprints: dict[Stage, str]) -> str:
+    return fingerprint({stage.name: value for stage, value in fingerprints.items()})
 
 
 def _conclude(context: Context, run: tracking.Run) -> float:
@@ -116,14 +155,14 @@ def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
         raise PipelineError(f"logits.verify, logits.repair: {_missing(stage, identity, folder)}")
     if (folder / MANIFEST).is_file():
         if inspected:
-            with FileLock(folder.with_suffix(".lock")):
+            with _alone(stage, folder):
                 logits.inspect(context, folder)
         log.info("%s: nothing has changed, skipped (%s)", stage.name, folder.name)
         return _read(stage, folder)
     if stage not in context.config.stages:
         raise PipelineError(_missing(stage, identity, folder))
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):
+    with _alone(stage, folder):
         if not (folder / MANIFEST).is_file():
             log.info("%s: begins (%s)", stage.name, folder.name)
             tags = {"stage": stage.name, "fingerprint": folder.name, "folder": str(folder)}
@@ -149,13 +188,29 @@ def _place(stage: Stage, context: Context) -> tuple[dict[str, Any], Path]:
     return identity, context.work / "artifacts" / stage.name / fingerprint(identity)
 
 
-def _foreseen(context: Context) -> Path:
-    """The folder that the export will have. Identities say all that shapes a result, so no stage need have run."""
-    for stage in ancestors([Stage.export]):
+def _foreseen(context: Context, wanted: list[Stage]) -> dict[Stage, Path]:
+    """The folders that the wanted stages and their ancestors will have: identities say all that shapes a result."""
+    for stage in ancestors(wanted):
         folder = _place(stage, context)[1]
         context.artifacts[stage] = Artifact(stage, folder, folder.name, {}, {})
+    folders = {stage: artifact.folder for stage, artifact in context.artifacts.items()}
     context.artifacts.clear()
-    return folder
+    return folders
+
+
+@contextmanager
+def _alone(stage: Stage, folder: Path) -> Iterator[None]:
+    """Hold the lock of a result; of several processes that want it, one computes it and the others wait."""
+    lock = FileLock(folder.with_suffix(".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.info("%s: another process computes it, waiting (%s)", stage.name, folder.name)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _finished(stage: Stage, context: Context) -> Artifact:

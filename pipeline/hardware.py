@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from data.artifact import write_json
 from pipeline.config import Precision
@@ -37,10 +38,11 @@ def dtype_of(precision: Precision, work: Path) -> torch.dtype:
     if precision is not Precision.auto:
         return {Precision.float32: torch.float32, Precision.bfloat16: torch.bfloat16}[precision]
     path, facts = work / "machine.json", machine()
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    if known.get("machine") != facts:
-        known = {"machine": facts, "bfloat16_gain": round(bfloat16_gain(), 2)}
-        write_json(path, known)
+    with FileLock(path.with_suffix(".lock")):  # jobs of a sweep must not find differently
+        known = json.loads(path.read_text()) if path.is_file() else {}
+        if known.get("machine") != facts:
+            known = {"machine": facts, "bfloat16_gain": round(bfloat16_gain(), 2)}
+            write_json(path, known)
     return torch.bfloat16 if known["bfloat16_gain"] >= CLEAR_GAIN else torch.float32
 
 

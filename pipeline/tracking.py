@@ -1,4 +1,4 @@
-"""MLflow, and the only file that knows it: one run for an execution, one nested run for each stage.
+"""MLflow, and the only file that knows it: a run for a sweep, one for each execution, a nested one for each stage.
 
 The store exists before any run begins. A run ends FINISHED on a clean exit only: FAILED on an exception, KILLED on an
 interrupt, and a run whose process died without a word is marked KILLED by the next execution on the same machine.
@@ -11,9 +11,11 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from lightning.pytorch.loggers import MLFlowLogger
 from mlflow.entities import Metric, Param, RunStatus, RunTag
 from mlflow.exceptions import MlflowException
@@ -25,7 +27,17 @@ from pipeline.config import Tracking
 from pipeline.errors import PipelineError
 
 _PARAMS_IN_A_BATCH = 100  # MLflow's own limit
+_LONGEST_TAG = 5000  # characters; MLflow takes 8,000 bytes
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the page opens on runs and metrics, not on traces
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An execution that did not end well; a ``defect`` is nothing that its user can mend."""
+
+    overrides: str
+    error: str
+    defect: bool
 
 
 class Run:
@@ -61,6 +73,34 @@ class Run:
         """A Lightning logger that writes into this very run."""
         return MLFlowLogger(experiment_name=self.experiment, tracking_uri=self.uri, run_id=self.run_id)
 
+    def end(self, status: str) -> None:
+        self.client.set_terminated(self.run_id, status)
+
+    def remove(self) -> None:
+        self.client.delete_run(self.run_id)
+
+    def children(self) -> list[Any]:
+        """The MLflow runs right below this one, the newest first."""
+        number = self.client.get_run(self.run_id).info.experiment_id
+        order = ["attributes.start_time DESC"]
+        return list(self._search(number, f"tags.`mlflow.parentRunId` = '{self.run_id}'", order))
+
+    def _search(self, number: str, wanted: str, order: list[str]) -> Iterator[Any]:
+        page = self.client.search_runs([number], wanted, order_by=order)
+        yield from page
+        while page.token:
+            page = self.client.search_runs([number], wanted, order_by=order, page_token=page.token)
+            yield from page
+
+    def failures(self) -> list[Failure]:
+        """The executions below this sweep whose last attempt failed, the oldest first."""
+        last: dict[str, Any] = {}
+        for run in self.children():
+            last.setdefault(run.data.tags.get("overrides", ""), run)
+        failed = [run for run in last.values() if run.info.status == "FAILED"]
+        tags = [run.data.tags for run in reversed(failed)]
+        return [Failure(t["overrides"], t.get("error", ""), t.get("error_type") != "PipelineError") for t in tags]
+
     @contextmanager
     def child(self, name: str, tags: dict[str, str]) -> Iterator["Run"]:
         """A nested run that ends with the block."""
@@ -78,31 +118,73 @@ def store_uri(tracking: Tracking, work: Path) -> str:
 
 
 @contextmanager
-def execution(tracking: Tracking, work: Path, name: str, tags: dict[str, str]) -> Iterator[Run]:
-    """Open the run of this execution, creating store and experiment first.
+def execution(tracking: Tracking, work: Path, name: str, tags: dict[str, str], sweep: str | None = None) -> Iterator[Run]:
+    """Open the run of this execution, creating store and experiment first; ``sweep`` is the token of the sweep it is of.
+
+    Raises:
+        PipelineError: the store cannot be reached, was written by another MLflow, or does not hold the sweep.
+    """
+    with _store(tracking, work) as (client, number):
+        above = {} if sweep is None else {"mlflow.parentRunId": _swept(client, number, sweep)}
+        run = client.create_run(number, run_name=name, tags={**tags, **_owner(), **above, "mlflow.source.name": "draftsmith"})
+    with _ending(Run(client, store_uri(tracking, work), run.info.run_id, tracking.experiment)) as opened:
+        yield opened
+
+
+def open_sweep(tracking: Tracking, work: Path, name: str, command: str, token: str) -> Run:
+    """The run of a sweep: that of an earlier execution of the same ``command`` if it is not at work, else a new one.
 
     Raises:
         PipelineError: the store cannot be reached or was written by another MLflow.
     """
+    tags = {"draftsmith.sweep": command, "draftsmith.token": token, **_owner(), "mlflow.source.name": "draftsmith"}
+    with _store(tracking, work) as (client, number):
+        earlier = client.search_runs([number], f"tags.`draftsmith.sweep` = '{command}' and attributes.status != 'RUNNING'")
+        if earlier:
+            run = Run(client, store_uri(tracking, work), earlier[0].info.run_id, tracking.experiment)
+            client.update_run(run.run_id, status=RunStatus.to_string(RunStatus.RUNNING))
+            run.tags(tags)
+            return run
+        created = client.create_run(number, run_name=name, tags=tags)
+        return Run(client, store_uri(tracking, work), created.info.run_id, tracking.experiment)
+
+
+def finished(tracking: Tracking, work: Path, sweep: str, results: str) -> dict[str, float] | None:
+    """Metrics of the finished execution with these ``results`` below the sweep with this token; None if there is none."""
+    with _store(tracking, work) as (client, number):
+        wanted = f"tags.`mlflow.parentRunId` = '{_swept(client, number, sweep)}' and tags.`draftsmith.results` = '{results}'"
+        found = client.search_runs([number], f"{wanted} and attributes.status = 'FINISHED'")
+    return found[0].data.metrics if found else None
+
+
+@contextmanager
+def _store(tracking: Tracking, work: Path) -> Iterator[tuple[MlflowClient, str]]:
+    """A client and the experiment's number, with errors as messages; one process at a time creates, adopts and buries."""
     for noisy in ("alembic", "mlflow", "sqlalchemy"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     uri = store_uri(tracking, work)
     try:
-        client = MlflowClient(tracking_uri=uri)
-        found = client.get_experiment_by_name(tracking.experiment)
-        location = None if tracking.uri else (work / "mlartifacts").resolve().as_uri()
-        number = found.experiment_id if found else client.create_experiment(tracking.experiment, location, KIND)
-        if found and found.lifecycle_stage != "active":
-            raise PipelineError(
-                f"tracking.experiment={tracking.experiment}: this experiment was deleted; "
-                "choose another name or run `mlflow gc`"
-            )
-        _bury_the_dead(client, number)
-        run = client.create_run(number, run_name=name, tags={**tags, **_owner(), "mlflow.source.name": "draftsmith"})
+        with FileLock(work / "mlflow.lock"):
+            client = MlflowClient(tracking_uri=uri)
+            found = client.get_experiment_by_name(tracking.experiment)
+            location = None if tracking.uri else (work / "mlartifacts").resolve().as_uri()
+            number = found.experiment_id if found else client.create_experiment(tracking.experiment, location, KIND)
+            if found and found.lifecycle_stage != "active":
+                raise PipelineError(
+                    f"tracking.experiment={tracking.experiment}: this experiment was deleted; "
+                    "choose another name or run `mlflow gc`"
+                )
+            _bury_the_dead(client, number)
+            yield client, number
     except (MlflowException, SQLAlchemyError) as error:
         raise PipelineError(f"tracking.uri={uri}: MLflow cannot use this store ({error})") from error
-    with _ending(Run(client, uri, run.info.run_id, tracking.experiment)) as opened:
-        yield opened
+
+
+def _swept(client: MlflowClient, number: str, token: str) -> str:
+    found = client.search_runs([number], f"tags.`draftsmith.token` = '{token}'")
+    if not found:
+        raise PipelineError("paths.work, tracking: the jobs of a sweep share one folder and one store; do not sweep over them")
+    return found[0].info.run_id
 
 
 @contextmanager
@@ -111,11 +193,12 @@ def _ending(run: Run) -> Iterator[Run]:
     try:
         yield run
         status = RunStatus.FINISHED
-    except Exception:
+    except Exception as error:
         status = RunStatus.KILLED if interrupts.received() else RunStatus.FAILED
+        run.tags({"error": str(error)[:_LONGEST_TAG], "error_type": type(error).__name__})
         raise
     finally:
-        run.client.set_terminated(run.run_id, RunStatus.to_string(status))
+        run.end(RunStatus.to_string(status))
 
 
 def _owner() -> dict[str, str]:

@@ -94,7 +94,7 @@ def attempt(monkeypatch, capsys):
     """Run the console script in this process; gives its exit code and what it wrote to stderr."""
 
     def run(*overrides: str, work: Path) -> tuple[int, str]:
-        monkeypatch.setattr(entry, "_begun", False)
+        monkeypatch.setattr(entry, "_progress", entry._Progress())
         monkeypatch.setattr(sys, "argv", ["draftsmith", *overrides, f"paths.work={work}"])
         capsys.readouterr()
         with kept_process_state():
