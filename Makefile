@@ -1,5 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
+# A file stays in one process, for what its tests share.
+SIDE_BY_SIDE := --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 .PHONY: run install test test-all lint bench ui
 
@@ -18,10 +20,10 @@ install: .venv/installed  ## the set-up alone; does nothing when it is up to dat
 	@touch .venv/installed
 
 test: install  ## the test suite, offline, under ten minutes on two cores
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE)
 
 test-all: install  ## with the slow tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 lint: install
 	$(BIN)/ruff check .

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data import draws, packing
+from data import draws, packing, rounding
 from data.targets import SparseTargets
 
 
 @dataclass(frozen=True)
 class TopK:
-    """``top_k`` exact ids and ``tail_samples`` drawn ones by position."""
+    """``top_k`` exact ids and ``tail_samples`` drawn ones by position, log-probabilities in ``bits`` (16 or 8)."""
 
     top_k: int
     tail_samples: int = 0
     seed: int = 0
+    bits: int = 16
 
     def encode(self, logits: Tensor, key: int) -> dict[str, Tensor]:
         """Tensors to store for the (N, V) logits of one row, whose random draws are named by ``key``."""
@@ -41,11 +42,12 @@ class TopK:
             # A row whose tail is empty drew id 0: with p = 0 it gets no weight.
             found = torch.where(rest.gather(1, drawn) > 0, every.gather(1, drawn), -math.inf)
             ids, log_probs = torch.cat([ids, drawn], 1), torch.cat([log_probs, found], 1)
-        return stored | packing.pack(ids, vocabulary) | {"log_probs": log_probs.half()}
+        return stored | packing.pack(ids, vocabulary) | {"log_probs": rounding.rounded(log_probs, self.bits)}
 
     def decode(self, stored: dict[str, Tensor], vocabulary: int) -> SparseTargets:
         """What the tensors of N positions say."""
-        ids, log_probs, log_tail = packing.unpack(stored, vocabulary), stored["log_probs"].float(), stored["log_tail"]
+        ids, log_probs = packing.unpack(stored, vocabulary), rounding.restored(stored["log_probs"])
+        log_tail = stored["log_tail"]
         drawn = self._drawn(vocabulary)
         if not drawn:
             return SparseTargets(ids, log_probs, log_tail)
@@ -57,7 +59,7 @@ class TopK:
     def bytes_per_position(self, vocabulary: int, width: int) -> int:
         """Bytes stored for one target position."""
         count = min(self.top_k, vocabulary) + self._drawn(vocabulary)
-        return packing.bytes_of_ids(count, vocabulary) + 2 * count + 4 + 4
+        return packing.bytes_of_ids(count, vocabulary) + self.bits // 8 * count + 4 + 4
 
     def _drawn(self, vocabulary: int) -> int:
         return self.tail_samples if self.top_k < vocabulary else 0

@@ -9,6 +9,7 @@ import math
 from data.serving import refusal
 from pipeline.config import (
     Codec,
+    Coding,
     Config,
     Corpus,
     Decoding,
@@ -84,8 +85,11 @@ def _generate(generate: Generate) -> None:
 
 def _codec(codec: Codec, objective: Objective) -> None:
     require(codec.tail_samples >= 0, "codec.tail_samples", codec.tail_samples, "0 draws none")
+    error = codec.max_overlap_error
+    require(0 < error < 1, "codec.max_overlap_error", error, "give a number between 0 and 1")
     require(codec.bits in (8, 16), "codec.bits", codec.bits, "give 8 or 16")
-    refused = refusal(codec.kind.name, objective.divergence.name, codec.draws)
+    unfit = refusal(codec.kind.name, objective.divergence.name, codec.draws)
+    refused = unfit if codec.kind is not Coding.auto else None  # it looks for one that can
     require(refused is None, "objective.divergence", objective.divergence.name, str(refused))
 
 

@@ -26,8 +26,8 @@ def parts(config: Config, rows: list[Response]) -> Parts:
     codec, seed = config.codec, config.seed
     exact = TopK(codec.evaluation_top_k)
     train, held_out = {
-        Coding.topk: (TopK(codec.top_k, codec.tail_samples, seed), exact),
-        Coding.sampled: (Sampled(codec.samples, codec.temperature, seed), exact),
+        Coding.topk: (TopK(codec.top_k, codec.tail_samples, seed, codec.bits), exact),
+        Coding.sampled: (Sampled(codec.samples, codec.temperature, seed, codec.bits), exact),
         Coding.hidden: (Hidden(codec.bits), Hidden(codec.bits)),
         Coding.dense: (Dense(), Dense()),
     }[codec.kind]

@@ -70,23 +70,25 @@ class Generate:
 
 
 class Coding(Enum):
-    """What the logit cache keeps of a distribution."""
+    """What the logit cache keeps of a distribution; ``auto`` takes the cheapest that is good enough on this text."""
 
     topk = 1
     sampled = 2
     hidden = 3
     dense = 4
+    auto = 5
 
 
 @dataclass(frozen=True)
 class Codec:
     kind: Coding = Coding.topk
-    top_k: int = 128
+    top_k: int = 32
     evaluation_top_k: int = 1024
-    tail_samples: int = 0
+    tail_samples: int = 14
     samples: int = 64
     temperature: float = 1.0
-    bits: int = 16
+    bits: int = 8
+    max_overlap_error: float = 0.003
     batch_size: int = 16
 
     @property

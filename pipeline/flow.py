@@ -4,6 +4,7 @@ A stage is a module with ``identity`` (everything that shapes its result) and ``
 A result whose fingerprint exists is used again; a result that is needed and missing is refused with the difference.
 """
 
+import errno
 import json
 import logging
 import subprocess
@@ -171,6 +172,13 @@ def _run(module: Any, context: Context, folder: Path, child: tracking.Run) -> tu
         return module.run(context, folder, child)
     except DamagedShardError as error:
         raise PipelineError(f"{error}; write it again with stages=[logits] logits.repair=true") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise PipelineError(
+            f"paths.work={context.config.paths.work}: the disk is full; make room and give the same command again, "
+            "what is finished is kept"
+        ) from error
 
 
 def _read(stage: Stage, folder: Path) -> Artifact:

@@ -4,29 +4,33 @@ Training text and validation text (at each temperature) lie in folders of their 
 distribution, and nothing drawn, because overlap is estimated from it. Finished shards are checked before they are kept.
 """
 
+import json
 import logging
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from data.artifact import remove_partial
+from data.artifact import remove_partial, write_json
+from data.codec import describe
 from data.hidden import HEAD, Hidden
 from data.logit_cache import write_head
 from data.responses import Response
 from data.shards import Seal, fault
 from pipeline import rehearsal, trainer
+from pipeline.choice import choose
 from pipeline.coding import SPARE_BYTES, Parts, estimate, parts, responses
-from pipeline.config import Coding
+from pipeline.config import Codec, Coding, Config
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.teacher import Teacher, Work, check_plain_head, head_of
 from pipeline.tracking import Run
 
-FORMAT = 2
+FORMAT = 3
+CHOICE = "codec.json"  # what codec=auto settled on
 SAMPLE = 8  # held-out rows kept dense to measure fidelity
 
 log = logging.getLogger("draftsmith")
@@ -34,19 +38,21 @@ log = logging.getLogger("draftsmith")
 
 def identity(context: Context) -> dict[str, Any]:
     codec = context.config.codec
-    drawn = codec.kind is Coding.sampled or codec.tail_samples > 0
+    may_draw = codec.draws or codec.kind is Coding.auto
+    chosen_for = {"objective": context.config.objective.divergence.name} if codec.kind is Coding.auto else {}
     return {
         "target": context.target.fingerprint,
         "precision": str(context.dtype),
         "codec": asdict(codec) | {"kind": codec.kind.name},
-        "seed": context.config.seed if drawn else None,
+        "seed": context.config.seed if may_draw else None,
+        **chosen_for,
     }
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     remove_partial(folder)
-    groups = parts(context.config, responses(context))
-    model = context.target.load(context.dtype)
+    model, rows = context.target.load(context.dtype), responses(context)
+    groups = parts(_settled(context, folder, model, rows), rows)
     estimated = estimate(groups, model, context.config.codec.batch_size)
     _check_disk(folder, estimated)
     work = _work(context, groups, folder)
@@ -60,6 +66,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         "bytes": total,
         "bytes_estimated": estimated,
         "bytes_per_position": total / max(positions, 1),
+        "codec": describe(groups["train"][1]),
         "train_bytes_per_token": train / max(sum(len(r.tokens) for r in groups["train"][0]), 1),
         "rows": {name: len(rows) for name, (rows, _) in groups.items()},
     }
@@ -77,7 +84,9 @@ def inspect(context: Context, folder: Path) -> None:
     Raises:
         PipelineError: naming the bad shards, if they are not to be repaired.
     """
-    work = _work(context, parts(context.config, responses(context)), folder)
+    rows = responses(context)
+    groups = parts(_settled(context, folder, context.target.load(context.dtype), rows), rows)
+    work = _work(context, groups, folder)
     bad = _bad(work, folder)
     if not bad:
         log.info("logits: all %d shards are whole (%s)", len(work), folder.name)
@@ -86,6 +95,19 @@ def inspect(context: Context, folder: Path) -> None:
         log.info("logits: wrote %s again", ", ".join(str(path.relative_to(folder)) for path in bad))
     else:
         raise PipelineError("logits.verify: " + "\n".join([*bad.values(), "write them again with logits.repair=true"][:50]))
+
+
+def _settled(context: Context, folder: Path, model: PreTrainedModel, rows: list[Response]) -> Config:
+    """The configuration with ``codec=auto`` replaced by what was chosen; the choice is kept, so that a resumed run has it."""
+    config = context.config
+    if config.codec.kind is not Coding.auto:
+        return config
+    kept = folder / CHOICE
+    if not kept.is_file():
+        codec = choose(config, model, rows)
+        write_json(kept, asdict(codec) | {"kind": codec.kind.name})
+    chosen = json.loads(kept.read_text())
+    return replace(config, codec=Codec(**chosen | {"kind": Coding[chosen["kind"]]}))
 
 
 def _work(context: Context, groups: Parts, folder: Path) -> list[Work]:

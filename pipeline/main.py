@@ -5,7 +5,6 @@ Exit codes: 0 done; 1 a defect (with traceback); 2 something the user can mend (
 
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline import interrupts
 from pipeline.check import check
 from pipeline.config import Config
 from pipeline.errors import PipelineError
@@ -81,19 +81,24 @@ def main() -> None:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.pop("MLFLOW_RUN_ID", None)  # it would hijack our runs
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts.watch()
     try:
         _entry()
-    except PipelineError as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) or interrupts.received():
+            _quit("interrupted; the same command continues from the last finished shard or checkpoint", 130)
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    """Leave with a message for what the user can mend; a defect goes on with its traceback."""
+    if isinstance(error, PipelineError):
         _quit(str(error), 2)
-    except (HydraException, OmegaConfBaseException) as error:
+    if isinstance(error, HydraException | OmegaConfBaseException):
         _quit(_explain(error), 2)
-    except OSError as error:
-        if _begun:
-            raise
+    if isinstance(error, OSError) and not _begun:
         _quit(f"paths.work: {error}; choose a folder that can be written", 2)
-    except KeyboardInterrupt:
-        _quit("interrupted; the same command continues from the last finished shard or checkpoint", 130)
+    raise error
 
 
 def _explain(error: Exception) -> str:

@@ -44,7 +44,7 @@ def show(context: Context) -> None:
     table = Table(title=f"Dry run: {free / 1e9:.2f} GB are free, nothing is written")
     for heading in ("codec", "bytes per token (train)", "total, MB", "fits", "minutes, about"):
         table.add_column(heading, justify="left" if heading == "codec" else "right")
-    for kind in Coding:
+    for kind in (kind for kind in Coding if kind is not Coding.auto):
         config = replace(context.config, codec=replace(context.config.codec, kind=kind))
         parts = coding.parts(config, coding.responses(context))
         total = coding.estimate(parts, model, config.codec.batch_size)

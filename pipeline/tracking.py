@@ -20,6 +20,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
+from pipeline import interrupts
 from pipeline.config import Tracking
 from pipeline.errors import PipelineError
 
@@ -111,7 +112,7 @@ def _ending(run: Run) -> Iterator[Run]:
         yield run
         status = RunStatus.FINISHED
     except Exception:
-        status = RunStatus.FAILED
+        status = RunStatus.KILLED if interrupts.received() else RunStatus.FAILED
         raise
     finally:
         run.client.set_terminated(run.run_id, RunStatus.to_string(status))

@@ -52,7 +52,7 @@ def main() -> None:
     model, tokenizer = files.load(dtype), files.tokenizer()
     texts, _ = standard_library.read()
     step = len(texts) // options.batch
-    prompts = sorted((prompt_ids(tokenizer, p.text, None) for p in texts[::step][: options.batch]), key=len)
+    prompts = sorted((prompt_ids(tokenizer, p.text, None)[-256:] for p in texts[::step][: options.batch]), key=len)
     rates: dict[str, list[float]] = {"draftsmith": [], "transformers": []}
     for repeat in range(options.repeats + 1):
         for name, function in (("draftsmith", ours), ("transformers", theirs)):

@@ -10,12 +10,13 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from pipeline import main as entry
 from pipeline.tiny import byte_tokenizer
@@ -28,7 +29,7 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREA
 
 @dataclass(frozen=True)
 class Done:
-    """A finished execution; ``outside`` are files it left beside its work folder."""
+    """A finished execution; ``seconds`` of processor time; ``outside`` are files it left beside its work folder."""
 
     work: Path
     stdout: str
@@ -50,15 +51,28 @@ def offline():
 
 
 @pytest.fixture(scope="session")
-def smoke(tmp_path_factory) -> Done:
-    """The smoke experiment, run once, from an empty working directory and with a temporary folder of its own."""
-    root = tmp_path_factory.mktemp("smoke")
+def smoke(tmp_path_factory, worker_id) -> Done:
+    """The smoke experiment, run once for all workers, from an empty directory and with a temporary folder of its own.
+
+    No test may change it: ``work`` is a copy to spoil.
+    """
+    base = tmp_path_factory.getbasetemp()
+    root = (base if worker_id == "master" else base.parent) / "smoke"
+    kept = root.with_suffix(".json")
+    with FileLock(root.with_suffix(".lock")):
+        if not kept.is_file():
+            kept.write_text(json.dumps(_smoke(root), default=str))
+    done = json.loads(kept.read_text())
+    return Done(**{**done, "work": Path(done["work"]), "outside": tuple(done["outside"])})
+
+
+def _smoke(root: Path) -> dict[str, object]:
     for name in ("cwd", "tmp"):
-        (root / name).mkdir()
+        (root / name).mkdir(parents=True)
     before = git_status()
     done = start(SMOKE, work=root / "work", cwd=root / "cwd", TMPDIR=str(root / "tmp"))
     outside = sorted(str(p.relative_to(root)) for name in ("cwd", "tmp") for p in (root / name).rglob("*"))
-    return Done(*done, outside=tuple(outside), git_before=before, git_after=git_status())
+    return asdict(Done(*done, outside=tuple(outside), git_before=before, git_after=git_status()))
 
 
 @pytest.fixture
@@ -113,18 +127,15 @@ def refused(attempt):
 @contextlib.contextmanager
 def kept_process_state():
     """The console script sets what a process owns: umask, signals, threads, environment."""
-    mask, handler, threads, environment = (
-        os.umask(0),
-        signal.getsignal(signal.SIGTERM),
-        torch.get_num_threads(),
-        dict(os.environ),
-    )
+    mask, threads, environment = os.umask(0), torch.get_num_threads(), dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     os.umask(mask)
     try:
         yield
     finally:
         os.umask(mask)
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         torch.set_num_threads(threads)
         os.environ.clear()
         os.environ.update(environment)
@@ -136,8 +147,8 @@ def command(*overrides: str, work: Path | None = None) -> list[str]:
 
 
 def start(*overrides: str, work: Path, cwd: Path | None = None, **environment: str) -> tuple[Path, str, str, int, float]:
-    """Run the pipeline in a process of its own."""
-    began = time.monotonic()
+    """Run the pipeline in a process of its own; other tests may share the cores, so its processor time counts."""
+    before = os.times()
     done = subprocess.run(
         command(*overrides, work=work),
         cwd=cwd or work.parent,
@@ -147,7 +158,9 @@ def start(*overrides: str, work: Path, cwd: Path | None = None, **environment: s
         timeout=300,
         check=False,
     )
-    return work, done.stdout, done.stderr, done.returncode, time.monotonic() - began
+    after = os.times()
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    return work, done.stdout, done.stderr, done.returncode, seconds
 
 
 def begin(*overrides: str, work: Path, output: Path) -> subprocess.Popen:

@@ -10,11 +10,14 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from data.logit_cache import LogitCache
+from data.responses import Request, Response
 from data.serving import refusal
 from data.targets import DenseTargets, SparseTargets
 from pipeline import config as settings
 from pipeline import rehearsal, tiny
 from pipeline.check import check
+from pipeline.choice import candidates
+from pipeline.coding import estimate, parts
 from pipeline.config import Codec, Config, Divergence, Logits, Objective, Stage
 from pipeline.errors import PipelineError
 from pipeline.losses import forward_kl, support
@@ -119,6 +122,37 @@ def test_every_codec_writes_a_cache_that_reads_as_the_target_says(work, attempt,
         torch.testing.assert_close(cache[0].targets.log_probs.exp().sum(-1), torch.ones(len(cache[0].targets.log_probs)))
 
 
+@pytest.mark.parametrize(("error", "kind"), [(0.5, "TopK"), (1e-9, "Dense")])
+def test_auto_takes_the_cheapest_codec_that_is_good_enough_and_stays_with_it(work, attempt, error, kind):
+    shutil.rmtree(work / "artifacts" / "logits")
+    overrides = [SMOKE, "stages=[logits]", "codec=auto", f"codec.max_overlap_error={error}"]
+    code, stderr = attempt(*overrides, work=work)
+    assert code == 0, stderr
+    folder = only(work / "artifacts" / "logits")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    chosen = json.loads(manifest["details"]["codec"])
+    assert chosen["codec"] == kind
+    if kind == "TopK":
+        assert (chosen["top_k"], chosen["tail_samples"]) in ((8, 0), (8, 6))
+    shards(work)[0].unlink()
+    code, stderr = attempt(*overrides, "logits.repair=true", work=work)
+    assert code == 0, stderr
+    assert LogitCache(folder / "train", folder.name)[0]
+
+
+def test_auto_offers_only_what_the_objective_can_learn_from(tmp_path):
+    tiny.make(tmp_path, seed=0)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    request = Request(0, "train", "0", "test", 1.0, (1, 2, 3))
+    rows = [Response(request, (4, 5, 6), False)]
+    for divergence in Divergence:
+        offered = candidates(Config(objective=Objective(divergence)), model, rows)
+        assert offered
+        assert all(refusal(c.kind.name, divergence.name, c.draws) is None for c in offered)
+    sizes = [estimate({"train": parts(Config(codec=c), rows)["train"]}, model, 16) for c in offered]
+    assert sizes == sorted(sizes)
+
+
 @pytest.mark.parametrize("override", ["codec=sampled", "codec.tail_samples=4"])
 def test_a_draft_learns_from_drawn_ids_and_what_they_would_bias_is_refused(work, attempt, override):
     code, stderr = attempt(SMOKE, "stages=[logits,distil]", override, "trainer.max_steps=2", work=work)
@@ -146,7 +180,7 @@ def test_a_hidden_codec_needs_logits_that_are_head_times_state(tmp_path):
 
 
 def codecs() -> list[Codec]:
-    return [Codec(kind=kind, tail_samples=drawn) for kind in settings.Coding for drawn in (0, 4)]
+    return [Codec(kind=kind, tail_samples=drawn) for kind in settings.Coding if kind.name != "auto" for drawn in (0, 4)]
 
 
 @pytest.mark.parametrize("codec", codecs(), ids=str)

@@ -1,5 +1,6 @@
 """What the user can mend gives one message that names the key and the remedy, exit code 2, and harms nothing finished."""
 
+import errno
 import json
 import math
 import re
@@ -286,6 +287,28 @@ def test_disk_too_small_for_the_cache(work, refused, monkeypatch):
     message = refused(SMOKE, "codec.top_k=17", work=work)
     assert message.startswith("draftsmith: paths.work: the logits cache needs about")
     assert {name for name in digest(work / "artifacts" / "logits").keys() - before if "shard" in name} == set()
+
+
+def test_disk_that_fills_up_midway_keeps_what_is_finished(work, refused, attempt, monkeypatch):
+    shutil.rmtree(work / "artifacts" / "logits")
+    room, write = iter([True, True]), Path.write_bytes
+
+    def write_bytes(path: Path, content: bytes) -> int:
+        if path.name.startswith(".shard") and not next(room, False):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    message = refused(SMOKE, "stages=[logits]", work=work)
+    assert message.startswith(f"draftsmith: paths.work={work}: the disk is full; make room and give the same command again")
+    folder = only(work / "artifacts" / "logits")
+    kept = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+    assert len(kept) == 2
+    assert not list(folder.rglob("*.partial"))
+    monkeypatch.setattr(Path, "write_bytes", write)
+    code, stderr = attempt(SMOKE, "stages=[logits]", work=work)
+    assert code == 0, stderr
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPU")

@@ -13,7 +13,7 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from pipeline import tracking
+from pipeline import corpus, tracking
 from pipeline.config import Tracking
 from pipeline.flow import run_name
 from tests.pipeline.conftest import SMOKE, STAGES, begin, wait_for
@@ -128,6 +128,20 @@ def test_interrupt_ends_as_killed(work, tmp_path, moment):
     assert [(run.info.run_name, run.info.status) for run in stages] == [(moment, "KILLED")]
     assert code == 130
     assert "draftsmith: interrupted; the same command continues" in said
+
+
+def test_interrupt_that_native_code_turned_into_its_own_error_ends_as_killed(work, attempt, monkeypatch):
+    def shuffled(*_):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as interrupt:
+            raise ValueError("could not determine the shape") from interrupt
+
+    monkeypatch.setattr(corpus, "run", shuffled)
+    code, stderr = attempt(SMOKE, "seed=5", "stages=[corpus]", work=work)
+    execution, stages = execution_and_stages(runs_of(work)[1])
+    assert (code, execution.info.status, [run.info.status for run in stages]) == (130, "KILLED", ["KILLED"])
+    assert "Traceback" not in stderr
 
 
 def files(work: Path, pattern: str) -> set[Path]:

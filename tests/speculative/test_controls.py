@@ -144,9 +144,10 @@ def test_two_sampled_tokens_follow_the_penalised_law(verification):
     )
     seen = torch.bincount(torch.tensor([a * 5 + b for a, b, _ in done.tokens]), minlength=25)
     assert stats.chisquare(seen.numpy(), (law * rows).numpy()).pvalue > 1e-3
-    free = generate(model, draft, [prompt] * rows, max_new_tokens=3, num_draft_tokens=2, sampling=Sampling(1.0))
+    few = rows // 8
+    free = generate(model, draft, [prompt] * few, max_new_tokens=3, num_draft_tokens=2, sampling=Sampling(1.0))
     other = torch.bincount(torch.tensor([a * 5 + b for a, b, _ in free.tokens]), minlength=25)
-    assert stats.chisquare(other.numpy(), (law * rows).numpy()).pvalue < 1e-6
+    assert stats.chisquare(other.numpy(), (law * few).numpy()).pvalue < 1e-6
 
 
 class Counting:
