@@ -101,6 +101,10 @@ def _objective(objective: Objective) -> None:
     require(0 < beta < 1, "objective.beta", beta, limits)
     require(0 <= eta < math.inf, "objective.eta", eta, "give a number ≥ 0; 0 is forward KL alone")
     require(0 <= share <= 1, "objective.hard_weight", share, "give a number from 0 to 1")
+    keep, selects = objective.keep, objective.reference is not None
+    require(0 < keep <= 1, "objective.keep", keep, "give a share above 0 and up to 1")
+    fix = "a share below 1 goes with objective.reference, the folder of a draft distilled before; 1.0 goes with none"
+    require(selects == (keep < 1), "objective.keep", keep, fix)
 
 
 def _logits(logits: Logits, stages: list[Stage]) -> None:

@@ -132,6 +132,8 @@ class Objective:
     beta: float = 0.5
     eta: float = 3.0
     hard_weight: float = 0.0
+    reference: str | None = None
+    keep: float = 1.0
 
 
 class Method(Enum):

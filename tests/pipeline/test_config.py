@@ -28,8 +28,8 @@ def composed(*overrides: str) -> Config:
 
 def required(group: str, option: str) -> list[str]:
     """Values for the keys that only the user knows, and the codec that a loss needs."""
-    values = {"dataset": ["corpus.path=x"], "existing": ["draft.path=x"], "reverse_kl": ["codec=hidden"]}
-    return values.get(option, [])
+    whole = {"reverse_kl": ["codec=hidden"], "overlap": ["codec.tail_samples=0"], "hybrid": ["codec.tail_samples=0"]}
+    return ({"dataset": ["corpus.path=x"], "existing": ["draft.path=x"]} | whole).get(option, [])
 
 
 def test_every_group_has_its_options_and_an_experiment_ships():
@@ -127,6 +127,9 @@ POSITIVE = (
         "objective.eta=inf",
         "objective.hard_weight=-0.1",
         "objective.hard_weight=1.1",
+        "objective.keep=0.0",
+        "objective.keep=0.5",
+        "objective.keep=1.5",
         "optimizer.betas=[0.9]",
         "optimizer.betas=[1.5,0.9]",
         "seed=-1",
