@@ -116,6 +116,8 @@ def _logits(logits: Logits, stages: list[Stage]) -> None:
 def _draft(draft: Draft) -> None:
     require(bool(draft.layers or draft.path), "draft.layers", draft.layers, "name layers of the target, or give draft.path")
     require(draft.vocabulary_size >= 0, "draft.vocabulary_size", draft.vocabulary_size, "0 keeps the whole vocabulary")
+    whole = draft.width is None or (draft.path is None and bool(draft.layers))
+    require(whole, "draft.width", draft.width, "a narrower draft is a new one: leave out draft.path, and say how many layers")
     coverage = draft.coverage
     require(coverage is None or 0 < coverage <= 1, "draft.coverage", coverage, "give a share above 0 and up to 1, or null")
 

@@ -108,6 +108,7 @@ class Logits:
 class Draft:
     path: str | None = None
     layers: list[int] = field(default_factory=lambda: [0, 1])
+    width: int | None = None
     fit_head: bool = True
     vocabulary_size: int = 8192
     coverage: float | None = None
