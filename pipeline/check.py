@@ -101,6 +101,10 @@ def _objective(objective: Objective) -> None:
     require(0 < beta < 1, "objective.beta", beta, limits)
     require(0 <= eta < math.inf, "objective.eta", eta, "give a number ≥ 0; 0 is forward KL alone")
     require(0 <= share <= 1, "objective.hard_weight", share, "give a number from 0 to 1")
+    keep, selects = objective.keep, objective.reference is not None
+    require(0 < keep <= 1, "objective.keep", keep, "give a share above 0 and up to 1")
+    fix = "a share below 1 goes with objective.reference, the folder of a draft distilled before; 1.0 goes with none"
+    require(selects == (keep < 1), "objective.keep", keep, fix)
 
 
 def _logits(logits: Logits, stages: list[Stage]) -> None:
@@ -112,6 +116,8 @@ def _logits(logits: Logits, stages: list[Stage]) -> None:
 def _draft(draft: Draft) -> None:
     require(bool(draft.layers or draft.path), "draft.layers", draft.layers, "name layers of the target, or give draft.path")
     require(draft.vocabulary_size >= 0, "draft.vocabulary_size", draft.vocabulary_size, "0 keeps the whole vocabulary")
+    whole = draft.width is None or (draft.path is None and bool(draft.layers))
+    require(whole, "draft.width", draft.width, "a narrower draft is a new one: leave out draft.path, and say how many layers")
     coverage = draft.coverage
     require(coverage is None or 0 < coverage <= 1, "draft.coverage", coverage, "give a share above 0 and up to 1, or null")
 

@@ -108,6 +108,7 @@ class Logits:
 class Draft:
     path: str | None = None
     layers: list[int] = field(default_factory=lambda: [0, 1])
+    width: int | None = None
     fit_head: bool = True
     vocabulary_size: int = 8192
     coverage: float | None = None
@@ -132,6 +133,8 @@ class Objective:
     beta: float = 0.5
     eta: float = 3.0
     hard_weight: float = 0.0
+    reference: str | None = None
+    keep: float = 1.0
 
 
 class Method(Enum):

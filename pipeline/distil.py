@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from data.batching import LengthGroupedBatches, collate
 from data.logit_cache import LogitCache
 from pipeline import draft as drafts
-from pipeline import outlook, trainer
+from pipeline import existing, outlook, selection, trainer
 from pipeline.coding import validation_name
 from pipeline.config import Stage
 from pipeline.config import Trainer as TrainerConfig
@@ -39,11 +39,12 @@ FIT_BATCHES = 6  # of training rows, for the fitted head; more of them change li
 def identity(context: Context) -> dict[str, Any]:
     config = context.config
     optimizer = config.optimizer
+    reference = {"reference_files": existing.fingerprint_of(config.objective.reference)}
     shared = ("accelerator", "devices", "num_nodes", "strategy", "precision")
     return {
         "target": context.target.fingerprint,
         "draft": draft_identity(config.draft),
-        "objective": asdict(config.objective) | {"divergence": config.objective.divergence.name},
+        "objective": asdict(config.objective) | {"divergence": config.objective.divergence.name} | reference,
         "optimizer": asdict(optimizer) | {"method": optimizer.method.name, "schedule": optimizer.schedule.name},
         "trainer": {key: value for key, value in asdict(config.trainer).items() if key not in shared},
         "precision": str(_precision(context)),
@@ -65,7 +66,10 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     if not context.config.draft.train_embedding:
         freeze_embedding(draft.model)
     config, sizes = context.config, context.target.vocabulary_size
-    module = Distillation(draft, sizes, config.objective, config.optimizer, config.trainer.max_steps, texts, expected.costs)
+    reference = None if config.objective.reference is None else selection.load(config.objective.reference, draft)
+    module = Distillation(
+        draft, sizes, config.objective, config.optimizer, config.trainer.max_steps, texts, expected.costs, reference
+    )
     module.model.train()
     steps = start
     if start < config.trainer.max_steps:

@@ -6,17 +6,20 @@ checkpoint stays. It knows nothing of files.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from data.batching import Batch
 from pipeline import losses, objective, optimizers
 from pipeline.config import Objective, Optimizer
 from pipeline.errors import PipelineError
 from pipeline.schedule import share_of_rate
+from pipeline.selection import learnable
 from pipeline.validation import Tally
 from speculative import Draft
 from speculative.cost import Costs
@@ -37,11 +40,16 @@ class Distillation(L.LightningModule):
         steps: int,
         texts: dict[str, float],
         costs: Costs,
+        reference: PreTrainedModel | None = None,
     ) -> None:
-        """``texts``: the temperature of each validation loader by name; ``vocabulary_size`` is the target's."""
+        """``texts``: the temperature of each validation loader by name; ``vocabulary_size`` is the target's.
+
+        ``reference``: a draft of the same ids that chooses the positions that count; it is no part of a checkpoint.
+        """
         super().__init__()
         self.model, self.objective, self.config, self.steps = draft.model, objective, config, steps
         self.texts, self.costs = texts, costs
+        self.reference = None if reference is None else partial(log_q_of, reference)
         draft_ids = None
         if draft.vocabulary is not None:
             draft_ids = torch.full((vocabulary_size,), -1)
@@ -53,9 +61,7 @@ class Distillation(L.LightningModule):
 
     def log_q(self, batch: Batch) -> Tensor:
         """Log-probabilities (N, D) of the draft at the marked positions; the head runs at no others."""
-        hidden = self.model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-        logits = self.model.get_output_embeddings()(hidden[batch.predicts])
-        return logits.float().log_softmax(-1)
+        return log_q_of(self.model, batch)
 
     def written(self, batch: Batch) -> Tensor:
         """Draft ids (N,) of the tokens that follow the marked positions, −1 where the draft lacks them."""
@@ -64,10 +70,23 @@ class Distillation(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         target = losses.support(batch.targets, self.draft_ids)
-        loss = losses.weighted_mean(objective.values(self.objective, self.log_q(batch), target, self.written(batch)))
+        values = objective.values(self.objective, self.log_q(batch), target, self.written(batch))
+        loss = losses.weighted_mean(values, self._weights(batch, target, values))
         self._refuse_divergence(loss.item())
         self.log("train/loss", loss, prog_bar=True)
         return loss
+
+    @torch.no_grad()
+    def _weights(self, batch: Batch, target: losses.Support, values: Tensor) -> Tensor | None:
+        if self.reference is None:
+            return None
+        log_q = self.reference(batch)
+        learnt = objective.values(self.objective, log_q, target, self.written(batch))
+        return learnable(values, learnt, self.objective.keep)
+
+    def on_fit_start(self) -> None:
+        if self.reference is not None:
+            self.reference.args[0].to(self.device)
 
     def _refuse_divergence(self, loss: float) -> None:
         if self.limit is None and math.isfinite(loss):
@@ -107,6 +126,12 @@ class Distillation(L.LightningModule):
         optimizer = optimizers.make(self.model, self.config, fast)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, self.steps, self.config))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def log_q_of(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """Log-probabilities (N, D) of ``model`` at the marked positions."""
+    hidden = model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+    return model.get_output_embeddings()(hidden[batch.predicts]).float().log_softmax(-1)
 
 
 def freeze_embedding(model: nn.Module) -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from data.responses import read_shards
 from pipeline import draft as drafts
-from pipeline import existing
+from pipeline import existing, narrow
 from pipeline.config import Draft as DraftConfig
 from pipeline.config import Stage
 from pipeline.context import Context
@@ -55,6 +55,8 @@ def cut_from(context: Context, target: PreTrainedModel) -> tuple[Draft, float]:
         vocabulary, coverage = drafts.choose_vocabulary(texts, wanted, eos)
     elif rows != size:
         vocabulary = torch.arange(len(tokenizer))  # families pad their matrices differently over one tokenizer
+    if config.width is not None:
+        return narrow.build(source, config.width, len(config.layers), vocabulary, context.config.seed), coverage
     return drafts.build(source, config, vocabulary), coverage
 
 

@@ -16,6 +16,7 @@ THEIRS = {"seconds": 4.0, "tokens": 100, "memory_mb": 1e6}
 def test_it_ends_with_its_keys_and_divides_what_was_measured(tmp_path, monkeypatch, capsys):
     tiny.make(tmp_path / "target", seed=0)
     real, found = training.measure, {}
+    ballast = torch.ones(300_000_000)
 
     def measure(side, folder, batch, dtype, extra=None):
         if side == "theirs":
@@ -34,6 +35,7 @@ def test_it_ends_with_its_keys_and_divides_what_was_measured(tmp_path, monkeypat
     assert line["tokens_per_s_vs_trl"] == pytest.approx(found["tokens"] / found["seconds"] / 25)
     assert line["memory_vs_trl"] == pytest.approx(found["memory_mb"] / 1e6)
     assert 0 < line["memory_vs_trl"] < 1
+    assert 100 < found["memory_mb"] < ballast.nbytes / 1e6  # its own memory, and not that of this process
     assert 0 < found["tokens"] <= 6 * 5  # the first of four batches is a warm-up
     assert not math.isnan(line["load_share"])
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["target"]

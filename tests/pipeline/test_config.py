@@ -127,6 +127,9 @@ POSITIVE = (
         "objective.eta=inf",
         "objective.hard_weight=-0.1",
         "objective.hard_weight=1.1",
+        "objective.keep=0.0",
+        "objective.keep=0.5",
+        "objective.keep=1.5",
         "optimizer.betas=[0.9]",
         "optimizer.betas=[1.5,0.9]",
         "seed=-1",
@@ -221,3 +224,10 @@ def test_the_ablation_has_nine_children_or_more():
     for objective in objectives:
         for share in shares:
             check(composed("+experiment=ablation", f"objective={objective}", f"generate.shares={share}"))
+
+
+@pytest.mark.parametrize("override", ["draft.path=x", "draft.layers=[]"])
+def test_a_narrower_draft_is_a_new_one(override):
+    more = ["draft.path=x"] if override == "draft.layers=[]" else []
+    with pytest.raises(PipelineError, match=r"^draft\.width=384: a narrower draft is a new one"):
+        check(composed("draft=narrow", override, *more))

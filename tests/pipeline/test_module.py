@@ -59,10 +59,12 @@ def rows(target: LlamaForCausalLM) -> list[Row]:
     return made
 
 
-def module(draft: Draft, names: tuple[str, ...] = ("validation-1",), objective=FORWARD_KL, **options) -> Distillation:
+def module(
+    draft: Draft, names: tuple[str, ...] = ("validation-1",), objective=FORWARD_KL, reference=None, **options
+) -> Distillation:
     texts = {name: float(name.removeprefix("validation-")) for name in names}
     settings = {"learning_rate": 1e-2, "weight_decay": 0.0} | options
-    made = Distillation(draft, VOCABULARY, objective, Optimizer(**settings), 200, texts, COSTS)
+    made = Distillation(draft, VOCABULARY, objective, Optimizer(**settings), 200, texts, COSTS, reference)
     made.trainer = L.Trainer(accelerator="cpu", barebones=True)  # replaced by the one that fits; it tells the precision
     return made
 
