@@ -1,16 +1,20 @@
-"""Stage report: alignment and speed side by side, as a picture and as text, in the output folder and in MLflow."""
+"""Stage report: alignment and speed side by side, as a picture, as text and as a page, in the output folder and in MLflow."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-from pipeline import figures, tables
+from pipeline import figures, page, record, tables
+from pipeline.calibrate import suffix
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.tracking import Run
+from speculative.waterfall import Waterfall
 
-FORMAT = 1
+FORMAT = 2
 FIGURE, TEXT = "report.png", "report.md"
+CURVES = ("loss", "overlap", "forward_kl")
 
 
 def identity(context: Context) -> dict[str, Any]:
@@ -21,13 +25,30 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     speculate, calibrate = context.parent(Stage.speculate), context.parent(Stage.calibrate)
     figures.report(speculate.details, calibrate.details).savefig(folder / FIGURE, dpi=130)
     (folder / TEXT).write_text(tables.markdown(tables.summary(context)))
-    return {}, {"figure": FIGURE, "text": TEXT}
+    document = record.document(context, child.curves(context.parent(Stage.distil).run_id, CURVES))
+    (folder / record.FILE).write_text(json.dumps(document))
+    shape = document["draft"]
+    name = f"{shape['layers']} layers, vocabulary {shape['vocabulary']:,}"
+    row = page.Row(1, name, "FINISHED", "", document)
+    command = " ".join(["python -m pipeline", *context.overrides])
+    (folder / page.FILE).write_text(page.render(f"Draft for {document['target']}", [row], command), encoding="utf-8")
+    return _factors(context, document), {"figure": FIGURE, "text": TEXT, "page": page.FILE}
+
+
+def _factors(context: Context, document: dict[str, Any]) -> dict[str, float]:
+    """What each step from overlap to time multiplied the ratio by, as metrics."""
+    metrics = {}
+    for temperature, entry in document["by_temperature"].items():
+        end = suffix(float(temperature), context.config.decoding)
+        factors = Waterfall(**entry["waterfall"]).factors
+        metrics |= {f"waterfall/{step}{end}": factor for step, factor in factors.items()}
+    return metrics
 
 
 def publish(context: Context, run: Run) -> None:
     """Put the report beside this execution's log and on its MLflow run, whether it was made now or before."""
     folder = context.parent(Stage.report).folder
-    for name in (FIGURE, TEXT):
+    for name in (FIGURE, TEXT, page.FILE, record.FILE):
         shutil.copyfile(folder / name, context.output / name)
         run.file(folder / name)
     details = context.parent(Stage.speculate).details["by_temperature"]

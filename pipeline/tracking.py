@@ -4,10 +4,12 @@ The store exists before any run begins. A run ends FINISHED on a clean exit only
 interrupt, and a run whose process died without a word is marked KILLED by the next execution on the same machine.
 """
 
+import json
 import logging
 import math
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +40,20 @@ class Failure:
     overrides: str
     error: str
     defect: bool
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the store knows of an execution or a sweep; ``document`` is the JSON it left, if it came that far."""
+
+    run_id: str
+    name: str
+    status: str
+    overrides: str
+    error: str
+    metrics: dict[str, float]
+    params: dict[str, str]
+    document: dict[str, Any] | None
 
 
 class Run:
@@ -73,6 +89,18 @@ class Run:
         """A Lightning logger that writes into this very run."""
         return MLFlowLogger(experiment_name=self.experiment, tracking_uri=self.uri, run_id=self.run_id)
 
+    def curves(self, run_id: str | None, names: tuple[str, ...]) -> dict[str, list[tuple[int, float]]]:
+        """Histories (step, value) of the metrics whose last part is in ``names``; nothing if the run is not in this store."""
+        try:
+            logged = self.client.get_run(run_id or "").data.metrics
+        except MlflowException:  # the result was computed under another store
+            return {}
+        wanted = [name for name in sorted(logged) if name.rpartition("/")[2] in names]
+        return {name: [(m.step, m.value) for m in self.client.get_metric_history(run_id, name)] for name in wanted}
+
+    def name(self) -> str:
+        return self.client.get_run(self.run_id).info.run_name
+
     def end(self, status: str) -> None:
         self.client.set_terminated(self.run_id, status)
 
@@ -92,13 +120,16 @@ class Run:
             page = self.client.search_runs([number], wanted, order_by=order, page_token=page.token)
             yield from page
 
-    def failures(self) -> list[Failure]:
-        """The executions below this sweep whose last attempt failed, the oldest first."""
+    def last_attempts(self) -> list[Any]:
+        """The newest MLflow run of each job of this sweep, the oldest first."""
         last: dict[str, Any] = {}
         for run in self.children():
             last.setdefault(run.data.tags.get("overrides", ""), run)
-        failed = [run for run in last.values() if run.info.status == "FAILED"]
-        tags = [run.data.tags for run in reversed(failed)]
+        return list(last.values())[::-1]
+
+    def failures(self) -> list[Failure]:
+        """The executions below this sweep whose last attempt failed, the oldest first."""
+        tags = [run.data.tags for run in self.last_attempts() if run.info.status == "FAILED"]
         return [Failure(t["overrides"], t.get("error", ""), t.get("error_type") != "PipelineError") for t in tags]
 
     @contextmanager
@@ -155,6 +186,37 @@ def finished(tracking: Tracking, work: Path, sweep: str, results: str) -> dict[s
         wanted = f"tags.`mlflow.parentRunId` = '{_swept(client, number, sweep)}' and tags.`draftsmith.results` = '{results}'"
         found = client.search_runs([number], f"{wanted} and attributes.status = 'FINISHED'")
     return found[0].data.metrics if found else None
+
+
+def read(tracking: Tracking, work: Path, wanted: str, document: str) -> tuple[Run, list[Record]]:
+    """The sweep or execution whose id begins with ``wanted`` (``last``: the newest), and its jobs or itself alone.
+
+    Args:
+        document: name of the JSON artifact that goes into the records.
+
+    Raises:
+        PipelineError: the store cannot be used, or has no such run, or has several.
+    """
+    uri = store_uri(tracking, work)
+    with _store(tracking, work) as (client, number):
+        tops = [r for r in client.search_runs([number], max_results=50_000) if "mlflow.parentRunId" not in r.data.tags]
+        found = tops[:1] if wanted == "last" else [run for run in tops if run.info.run_id.startswith(wanted)]
+        if len(found) != 1:
+            names = "".join(f"\n  {run.info.run_id}  {run.info.status:<9} {run.info.run_name[:80]}" for run in tops[:20])
+            many = f"{len(found)} runs begin so" if found else f"no such run in {uri}"
+            raise PipelineError(f"{wanted}: {many}; give the id of a sweep or an execution, or `last`{names}")
+        run = Run(client, uri, found[0].info.run_id, tracking.experiment)
+        jobs = run.last_attempts() if "draftsmith.sweep" in found[0].data.tags else found
+        return run, [_record(client, job, document) for job in jobs]
+
+
+def _record(client: MlflowClient, run: Any, document: str) -> Record:
+    tags, content = run.data.tags, None
+    if any(item.path == document for item in client.list_artifacts(run.info.run_id)):
+        with tempfile.TemporaryDirectory() as folder:
+            content = json.loads(Path(client.download_artifacts(run.info.run_id, document, folder)).read_text())
+    told = (tags.get("overrides", ""), tags.get("error", ""))
+    return Record(run.info.run_id, run.info.run_name, run.info.status, *told, run.data.metrics, run.data.params, content)
 
 
 @contextmanager

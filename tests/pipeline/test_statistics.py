@@ -1,9 +1,14 @@
-"""Bootstrap intervals of the median: exact where the resampling law can be written down, and of the right coverage."""
+"""Bootstrap intervals: exact where the resampling law can be written down, of the right coverage; correlations as scipy's."""
+
+import math
 
 import numpy as np
 import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pipeline.statistics import median_interval
+from pipeline.statistics import average_ranks, correlation_interval, explained, median_interval
 
 
 def test_two_values_by_hand():
@@ -45,3 +50,47 @@ def test_the_interval_covers_the_true_median_about_as_often_as_it_says():
         _, low, high = median_interval(generator.exponential(size=25), seed=trial, resamples=400)
         hits += low <= np.log(2) <= high
     assert hits / 300 == pytest.approx(0.95, abs=0.04)
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=12))
+def test_equal_values_share_their_rank(values):
+    assert average_ranks(np.array(values, dtype=float)).tolist() == scipy.stats.rankdata(values).tolist()
+
+
+@pytest.mark.parametrize(("ranks", "oracle"), [(True, scipy.stats.spearmanr), (False, scipy.stats.pearsonr)])
+def test_correlations_are_those_of_scipy(ranks, oracle):
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 9, size=24).astype(float)  # with ties
+    y = np.exp(x + generator.normal(size=24))
+    value, low, high = correlation_interval(x, y, ranks, seed=0)
+    assert value == pytest.approx(oracle(x, y).statistic, abs=1e-12)
+    assert low < value < high
+
+
+def test_ranks_see_any_rising_curve_and_pearson_a_line():
+    x = [1.0, 2.0, 3.0, 4.0, 10.0]
+    y = [value**3 for value in x]
+    assert correlation_interval(x, y, True, seed=0) == pytest.approx((1, 1, 1))
+    assert correlation_interval(x, y, False, seed=0)[0] < 1
+    assert correlation_interval(x, [-value for value in y], True, seed=0)[0] == pytest.approx(-1)
+
+
+def test_where_no_correlation_is_defined_none_is_given():
+    for x, y in (([1.0, 2.0], [1.0, 2.0]), ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]), ([0.1] * 6, [0.3] * 6)):
+        assert all(map(math.isnan, correlation_interval(x, y, True, seed=0)))
+
+
+def test_interval_of_unrelated_drafts_holds_zero_about_as_often_as_it_says():
+    generator, hits = np.random.default_rng(1), 0
+    for trial in range(200):
+        _, low, high = correlation_interval(*generator.normal(size=(2, 24)), True, seed=trial, resamples=300)
+        hits += low <= 0 <= high
+    assert hits / 200 == pytest.approx(0.94, abs=0.05)
+
+
+def test_share_explained_by_hand():
+    assert explained([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == 1.0
+    assert explained([2.0, 2.0, 2.0], [1.0, 2.0, 3.0]) == 0.0
+    assert explained([1.5, 2.0, 2.5], [1.0, 2.0, 3.0]) == pytest.approx(1 - 0.5 / 2)
+    assert explained([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]) == pytest.approx(1 - 3 / 2), "a prediction that is always 1 too high"
+    assert math.isnan(explained([1.0, 2.0], [1.0, 1.0]))
