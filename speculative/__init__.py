@@ -10,6 +10,7 @@ from speculative.cost import Costs
 from speculative.drafters import Draft
 from speculative.engine import Generation
 from speculative.lookup import PromptLookup
+from speculative.medusa import MedusaHeads
 from speculative.rows import Finish
 from speculative.sampling import Sampling
 from speculative.tree import Tree
@@ -22,6 +23,7 @@ __all__ = [
     "Draft",
     "Finish",
     "Generation",
+    "MedusaHeads",
     "Piece",
     "PromptLookup",
     "Rule",

@@ -19,6 +19,8 @@ from speculative.drafters import Draft, Drafter, ModelDrafter
 from speculative.engine import Decoding, Generation, Options
 from speculative.length import AutoLength
 from speculative.lookup import LookupElseModel, PromptLookup
+from speculative.medusa import MedusaDrafter, MedusaHeads
+from speculative.refusal import check_heads, check_tree
 from speculative.rows import Finish, Rows
 from speculative.sampling import Sampling
 from speculative.text import Transcript
@@ -28,6 +30,7 @@ from speculative.verification import Rule
 
 DRAFT_TOKENS = 3  # unless given
 LONGEST_DRAFT = 128  # far beyond what pays: the chance that a draft is reached falls with every one before it
+AnyDraft = Draft | PreTrainedModel | MedusaHeads | None
 Prompts = Sequence[Sequence[int]] | Sequence[str] | Tensor
 
 
@@ -41,12 +44,13 @@ class Piece:
     finish: Finish | None
 
 
-def generate(target: PreTrainedModel, draft: Draft | PreTrainedModel | None, prompts: Prompts, **options: Any) -> Generation:
+def generate(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options: Any) -> Generation:
     """Continue every prompt; the law of the output is the target's, whatever drafts.
 
     Args:
         target: a decoder-only model in eval mode.
-        draft: the proposer; None decodes plainly, or by prompt lookup alone if ``lookup`` is given.
+        draft: the proposer, a model or the target's Medusa heads; None decodes plainly, or by prompt lookup alone if
+            ``lookup`` is given.
         prompts: token ids by row, of any lengths; a tensor (B, T), with ``attention_mask`` if it is padded; or texts,
             with ``tokenizer``.
         options: those of ``stream``.
@@ -63,14 +67,14 @@ def generate(target: PreTrainedModel, draft: Draft | PreTrainedModel | None, pro
     return replace(done, text=[transcript.take(row, last=True) for row in range(len(done.tokens))])
 
 
-def stream(target: PreTrainedModel, draft: Draft | PreTrainedModel | None, prompts: Prompts, **options: Any) -> Iterator[Piece]:
+def stream(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options: Any) -> Iterator[Piece]:
     """The same, round by round: what is yielded is committed and never taken back. Closing the iterator ends the work.
 
     Options, for both:
         max_new_tokens: one budget, or one for each row.
         generation_config: transformers' settings; what is given beside it counts more.
-        num_draft_tokens: K, the tokens drafted each round (3 unless given); or the ``Costs`` of this machine, by which K
-            is then chosen every round from the acceptance so far.
+        num_draft_tokens: K, the tokens drafted each round (3, or all Medusa heads, unless given); or the ``Costs`` of this
+            machine, by which K is then chosen every round from the acceptance so far.
         tree: instead of a chain of K, the branches at every depth, (3, 2, 1); or a ``Tree``.
         sampling: temperature and filters; greedy decoding by default.
         controls: penalties, biases and processors.
@@ -93,7 +97,7 @@ def stream(target: PreTrainedModel, draft: Draft | PreTrainedModel | None, promp
 
 def _prepare(
     target: PreTrainedModel,
-    draft: Draft | PreTrainedModel | None,
+    draft: AnyDraft,
     prompts: Prompts,
     *,
     max_new_tokens: int | Sequence[int] | None = None,
@@ -128,9 +132,11 @@ def _prepare(
     draft = Draft(draft) if isinstance(draft, PreTrainedModel) else draft
     if tree is not None:
         tree = tree if isinstance(tree, Tree) else Tree.of(tree)
-        _check_tree(tree, draft, num_draft_tokens, verification, lookup, confidence)
+        check_tree(tree, draft, num_draft_tokens, verification, lookup, confidence)
         num_draft_tokens = tree.depth
-    num_draft_tokens = DRAFT_TOKENS if num_draft_tokens is None else num_draft_tokens
+    heads = draft if isinstance(draft, MedusaHeads) else None
+    if num_draft_tokens is None:
+        num_draft_tokens = DRAFT_TOKENS if heads is None else heads.count
     auto = isinstance(num_draft_tokens, Costs)
     longest = num_draft_tokens.longest if auto else num_draft_tokens
     if not 0 <= longest <= LONGEST_DRAFT:
@@ -139,7 +145,9 @@ def _prepare(
     keys = range(len(rows)) if row_keys is None else row_keys
     if len(keys) != len(rows):
         raise ValueError(f"row_keys needs one key for each of the {len(rows)} prompts, not {len(keys)}")
-    _check_models(target, draft, rows, budgets)
+    _check_models(target, draft if heads is None else None, rows, budgets)
+    if heads is not None:
+        check_heads(heads, target, longest, lookup, confidence)
     with torch.inference_mode():
         if controls.processors:
             logits = torch.linspace(-3.0, 3.0, target.config.vocab_size, device=target.device)[None]
@@ -151,13 +159,15 @@ def _prepare(
         eos = eos.to(target.device)
         history = History(controls, live.prompts, eos, target.config.vocab_size) if controls.active else None
         drafter: Drafter | TreeDrafter | None = lookup
-        if draft is not None and longest > 0:
+        if heads is not None:
+            drafter = MedusaDrafter(heads, sampling, seed, tree)
+        elif draft is not None and longest > 0:
             model = ModelDrafter(draft, len(live.index), capacity, sampling, seed, history, confidence)
             drafter = model if lookup is None else LookupElseModel(lookup, model)
             drafter = drafter if tree is None else TreeDrafter(model, tree)
         transcript = None if tokenizer is None else Transcript(tokenizer, len(rows), stops)
         length = AutoLength(num_draft_tokens) if auto else longest
-        options = Options(sampling, Rule(verification), length, longest, eos, seed, transcript, log_probs)
+        options = Options(sampling, Rule(verification), length, longest, tree, eos, seed, transcript, log_probs)
         return Decoding(target, live, drafter if longest > 0 else None, history, options), transcript
 
 
@@ -191,29 +201,6 @@ def _budgets(rows: list[list[int]], wanted: int | Sequence[int] | None, given: s
     if len(budgets) != len(rows) or min(budgets) < 0:
         raise ValueError("max_new_tokens must be one number ≥ 0, or one for each prompt")
     return budgets
-
-
-def _check_tree(
-    tree: Tree,
-    draft: Draft | None,
-    num_draft_tokens: int | Costs | None,
-    verification: str,
-    lookup: PromptLookup | None,
-    confidence: float,
-) -> None:
-    """Refuse, by name, what a tree cannot be combined with."""
-    if draft is None:
-        raise ValueError("tree: it is drafted by a model; give a draft")
-    if num_draft_tokens is not None:
-        raise ValueError("tree: it says how much is drafted; leave out num_draft_tokens")
-    if verification != Rule.TOKEN:
-        raise ValueError(f"tree: branches are judged token by token; verification={verification!r} needs a chain")
-    if lookup is not None:
-        raise ValueError("tree: prompt lookup names a single continuation; leave out lookup")
-    if confidence:
-        raise ValueError("tree: its shape is fixed; confidence needs a chain")
-    if tree.width > draft.size:
-        raise ValueError(f"tree: it has {tree.width} branches at a node, the draft only {draft.size} output ids")
 
 
 def _check_models(target: PreTrainedModel, draft: Draft | None, rows: list[list[int]], budgets: list[int]) -> None:

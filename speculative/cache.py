@@ -195,6 +195,8 @@ class CachedModel:
         # transformers renames the argument; models move to the new name one by one.
         parameters = inspect.signature(type(model).forward).parameters
         self.argument = "cache" if "cache" in parameters else "past_key_values"
+        self.keeps_states = False
+        self.states: Tensor | None = None  # (B, n, width) that the head read in the last forward, if they are kept
 
     def feed(self, tokens: Tensor, positions: Tensor, keep: int) -> Tensor:
         """Logits (B, keep, V) of the last ``keep`` of the tokens (B, n) placed at ``positions`` (B, n)."""
@@ -237,6 +239,18 @@ class CachedModel:
                 self._forward(tokens[rows, :length], self.slots[:length].expand(len(rows), -1), None, keep=1)
 
     def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
+        if not self.keeps_states:
+            return self._logits(tokens, positions, mask, keep)
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(self._note)
+        try:
+            return self._logits(tokens, positions, mask, keep)
+        finally:
+            hook.remove()
+
+    def _note(self, head: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.states = inputs[0]
+
+    def _logits(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
         return self.model(
             input_ids=tokens,
             attention_mask=mask,

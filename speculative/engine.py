@@ -17,6 +17,7 @@ from speculative.cache import CachedModel, check_branching
 from speculative.controls import History
 from speculative.drafters import Drafter, Proposal
 from speculative.length import AutoLength
+from speculative.medusa import MedusaDrafter
 from speculative.metrics import Acceptance, Log, Phases, Ranks
 from speculative.rows import Finish, Rows, Stop
 from speculative.sampling import Purpose, Sampling, best_token, draw, probabilities, round_keys, uniforms
@@ -59,6 +60,7 @@ class Options:
     rule: Rule
     length: int | AutoLength
     longest: int
+    tree: Tree | None
     eos: Tensor
     seed: int
     stop: Stop | None
@@ -72,21 +74,22 @@ class Decoding:
         self,
         target: PreTrainedModel,
         rows: Rows,
-        drafter: Drafter | TreeDrafter | None,
+        drafter: Drafter | TreeDrafter | MedusaDrafter | None,
         history: History | None,
         options: Options,
     ) -> None:
         """Prefills both models. ``drafter`` None decodes plainly, ``history`` None without controls."""
-        if isinstance(drafter, TreeDrafter):
+        if options.tree is not None:
             check_branching(target)
         self.options, self.rows, self.drafter, self.history = options, rows, drafter, history
         self.seconds = Phases()
         started = time.perf_counter()
         self.model = CachedModel(target, len(rows.index), rows.tokens.shape[1])
+        self.model.keeps_states = isinstance(drafter, MedusaDrafter)
         self.model.prefill(rows.tokens, rows.lengths - 1)
         if drafter is not None:
             drafter.prefill(rows.tokens, rows.lengths - 1)
-        self.log = Log(rows.count, options.longest, drafter.tree if isinstance(drafter, TreeDrafter) else None)
+        self.log = Log(rows.count, options.longest, options.tree)
         self.seconds.prefill = time.perf_counter() - started
 
     @property
@@ -115,6 +118,8 @@ class Decoding:
         verdict = self._verify(logits, proposal.guess, limits)
         mark = self._lap("sample", mark)
         before = rows.lengths
+        if isinstance(self.drafter, MedusaDrafter):
+            self.drafter.observe(self.model.states[torch.arange(len(before), device=before.device), _last_kept(verdict)])
         if isinstance(proposal.guess, Branches):
             logits, block = self._keep_path(logits, block, verdict, proposal.guess.tree)
         emitted = rows.commit(block, verdict, self.options.eos, self.options.stop)
@@ -211,3 +216,10 @@ class Decoding:
         forwards = 0 if self.drafter is None else self.drafter.forwards
         kept = log_probs if self.options.log_probs else None
         return Generation(tokens, finish, self.log.by_row(), self.seconds, forwards, kept, ranks=self.log.ranks())
+
+
+def _last_kept(verdict: Verdict) -> Tensor:
+    """Place in the block (B,) of the last token that stays, 0 for the anchor: the one that the next token follows."""
+    if verdict.path is None:
+        return verdict.accepted
+    return torch.nn.functional.pad(verdict.path, (1, 0)).gather(1, verdict.accepted[:, None]).squeeze(1)

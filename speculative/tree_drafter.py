@@ -9,7 +9,7 @@ from torch import Tensor
 
 from speculative.cache import check_branching
 from speculative.drafters import ModelDrafter, Proposal
-from speculative.sampling import Purpose, draw, probabilities, round_keys, uniforms
+from speculative.sampling import Purpose, Sampling, draw, probabilities, round_keys, uniforms
 from speculative.tree import Tree
 from speculative.tree_verification import Branches
 
@@ -41,17 +41,8 @@ class TreeDrafter:
                 logits = model.choosable(model.cached.feed_nodes(fed, lengths - 1, tree, level))
             model.forwards += 1
             logits = self._controlled(logits, tree, level, drafted, tokens, lengths)
-            children = tree.children_table[list(level)].to(tokens.device)  # (n, width)
-            if model.sampling.greedy:
-                chosen = logits.topk(tree.width, dim=-1).indices
-            else:
-                q = probabilities(logits, model.sampling)
-                distributions.append(q)
-                # Node i of a round has key i − 1, as the i-th draft of a chain has.
-                keys = round_keys(lengths[:, None, None], (children - 1).clamp(min=0))
-                chosen = without_replacement(q, uniforms(model.seed, rows[:, None, None], keys, Purpose.DRAFT))
-            chosen = chosen if model.draft.vocabulary is None else model.draft.vocabulary[chosen]
-            drafted[:, children[children > 0] - 1] = chosen[:, children > 0]
+            q = draw_children(logits, tree, level, model.sampling, model.seed, lengths, rows, model.draft.vocabulary, drafted)
+            distributions += [] if q is None else [q]
         model.lengths = lengths
         q = torch.cat(distributions, 1) if distributions else None
         return Proposal(Branches(tree, drafted, q, model.draft.vocabulary), torch.full_like(lengths, tree.depth))
@@ -78,6 +69,35 @@ class TreeDrafter:
 
     def select(self, rows: Tensor) -> None:
         self.model.select(rows)
+
+
+def draw_children(
+    logits: Tensor,
+    tree: Tree,
+    level: tuple[int, ...],
+    sampling: Sampling,
+    seed: int,
+    lengths: Tensor,
+    rows: Tensor,
+    vocabulary: Tensor | None,
+    drafted: Tensor,
+) -> Tensor | None:
+    """Write the children of the nodes of a ``level`` into ``drafted`` (B, N), as target ids.
+
+    ``logits`` (B, n, D) are those after the nodes; ``lengths`` and ``rows`` (B,) key the draws. Returns what the children
+    were drawn from, (B, n, D); None if greedy.
+    """
+    children = tree.children_table[list(level)].to(drafted.device)  # (n, width)
+    if sampling.greedy:
+        q, chosen = None, logits.topk(tree.width, dim=-1).indices
+    else:
+        q = probabilities(logits, sampling)
+        # Node i of a round has key i − 1, as the i-th draft of a chain has.
+        keys = round_keys(lengths[:, None, None], (children - 1).clamp(min=0))
+        chosen = without_replacement(q, uniforms(seed, rows[:, None, None], keys, Purpose.DRAFT))
+    chosen = chosen if vocabulary is None else vocabulary[chosen]
+    drafted[:, children[children > 0] - 1] = chosen[:, children > 0]
+    return q
 
 
 def without_replacement(q: Tensor, uniform: Tensor) -> Tensor:
