@@ -155,7 +155,7 @@ def start(*overrides: str, work: Path, cwd: Path | None = None, **environment: s
         env=os.environ | ENVIRONMENT | environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     after = os.times()
@@ -176,7 +176,7 @@ def begin(*overrides: str, work: Path, output: Path) -> subprocess.Popen:
         )
 
 
-def wait_for(found, process: subprocess.Popen, seconds: float = 120) -> None:
+def wait_for(found, process: subprocess.Popen, seconds: float = 240) -> None:
     """Wait until ``found()`` holds, while the process lives."""
     limit = time.monotonic() + seconds
     while not found():
