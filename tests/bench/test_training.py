@@ -41,6 +41,7 @@ def test_it_ends_with_its_keys_and_divides_what_was_measured(tmp_path, monkeypat
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["target"]
 
 
+@pytest.mark.slow  # it starts a process that loads transformers
 def test_a_side_that_fails_says_why(tmp_path):
     with pytest.raises(RuntimeError, match=r"ours failed:(?s:.*)draft"):
         training.measure("ours", tmp_path, 2, torch.float32)

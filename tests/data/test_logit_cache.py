@@ -101,7 +101,8 @@ def test_every_row_reads_back_what_was_computed(tmp_path, codec, vocabulary):
             wanted = codec.decode(part, vocabulary)
             assert (row.tokens.tolist(), row.start) == (tokens, start)
             for name, tensor in vars(wanted).items():
-                assert tensor is getattr(row.targets, name) is None or torch.equal(getattr(row.targets, name), tensor)
+                found = getattr(row.targets, name)
+                assert torch.equal(found, tensor) if isinstance(tensor, torch.Tensor) else found == tensor
             number, target = number + 1, target + len(tokens) - start
 
 

@@ -154,6 +154,7 @@ def test_a_sweep_over_the_store_is_refused(swept, settings, attempt):
     assert "do not sweep over them" in stderr
 
 
+@pytest.mark.slow  # two whole jobs
 def test_jobs_return_the_measured_ratio_and_share_cache_and_calibration(work, attempt):
     """The command of the documentation, on the results of a smoke run."""
     Probe.returned.clear()
@@ -197,6 +198,7 @@ def test_the_same_command_goes_on_after_a_kill(killed, attempt):
     assert [len(below) for below in stages.values()] == [2, 1, 1]
 
 
+@pytest.mark.slow  # two processes, each with its imports
 def test_two_sweeps_begun_together_keep_apart_and_compute_once(settings, tmp_path):
     work = tmp_path / "work"
     command = [*settings, "generate.max_new_tokens=4,5"]

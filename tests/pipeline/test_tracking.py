@@ -107,7 +107,9 @@ def test_crash_ends_as_failed(work, attempt, override):
     assert [(run.info.run_name, run.info.status) for run in stages] == [("distil", "FAILED")]
 
 
-@pytest.mark.parametrize("moment", ["corpus", "generate", "distil"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("corpus", marks=pytest.mark.slow), pytest.param("generate", marks=pytest.mark.slow), "distil"]
+)
 def test_interrupt_ends_as_killed(work, tmp_path, moment):
     """Ctrl-C in our own code, in Lightning's prediction loop and in its training loop."""
     overrides = {

@@ -20,7 +20,7 @@ def exact_law(model, sampling):
     return (first[:, None] * second).flatten()
 
 
-def chi_square(model, draft, sampling, rows=20_000, count=2, new_tokens=3, **options):
+def chi_square(model, draft, sampling, rows=8_000, count=2, new_tokens=3, **options):
     """p-value of the first two tokens of many rows under the exact law, and the acceptance rate."""
     options |= {"draft": draft, "num_draft_tokens": count, "sampling": sampling, "seed": 11}
     done = decode(model, [PROMPT] * rows, max_new_tokens=new_tokens, **options)

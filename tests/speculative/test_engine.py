@@ -123,6 +123,15 @@ def test_the_other_rules_have_the_law_too(small, name, verification):
     assert chi_square(model, drafts[name], SETTINGS["T 1"], count=3, verification=verification)[0] > 1e-3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("verification", ["token", "block", "match"])
+@pytest.mark.parametrize("setting", ["T 1", "top-p"])
+def test_sixty_thousand_rows_follow_the_target_s_law(small, setting, verification):
+    model, drafts = small
+    p_value, _ = chi_square(model, drafts["other"], SETTINGS[setting], rows=60_000, count=3, verification=verification)
+    assert p_value > 1e-3
+
+
 def test_matching_writes_what_plain_sampling_writes(target, drafts):
     options = {"max_new_tokens": 20, "sampling": WARM, "seed": 8, "eos_token_ids": [17, 33]}
     plain = generate(target, None, PROMPTS, **options).tokens
@@ -158,7 +167,7 @@ def tempered_draft(p, guess, accept, follow, limits, rule):
 def test_the_chi_square_sees_a_planted_fault(small, fault, monkeypatch):
     model, drafts = small
     monkeypatch.setattr(engine, "verify_sampled", fault)
-    p_value, _ = chi_square(model, drafts["other"], SETTINGS["T 1"])
+    p_value, _ = chi_square(model, drafts["other"], SETTINGS["T 1"], rows=20_000)
     assert p_value < 1e-6
 
 

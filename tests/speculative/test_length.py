@@ -102,7 +102,5 @@ def test_a_confident_draft_drafts_on_and_an_unsure_one_stops():
 def test_confidence_leaves_the_law_as_it_is(small):
     model, drafts = small
     for verification in ("token", "block"):
-        p_value, _ = chi_square(
-            model, drafts["other"], Sampling(1.0), count=3, confidence=0.45, verification=verification, rows=20_000
-        )
+        p_value, _ = chi_square(model, drafts["other"], Sampling(1.0), count=3, confidence=0.45, verification=verification)
         assert p_value > 1e-3
