@@ -1,7 +1,8 @@
 """``codec=auto``: the cheapest codec that estimates a draft's overlap well enough, judged on the user's own text.
 
-Held-out rows are kept dense for a moment and encoded by every candidate, cheapest first. It writes nothing and knows
-nothing of shards. On a target of narrow hidden states those may be cheapest, on a wide one they cannot.
+Held-out rows are encoded by one candidate after the other, cheapest first, and compared with the dense distributions. It
+writes nothing and knows nothing of shards. On a target of narrow hidden states those may be cheapest, on a wide one they
+cannot.
 """
 
 import logging
@@ -27,7 +28,7 @@ def choose(config: Config, model: PreTrainedModel, rows: list[Response]) -> Code
     """The cheapest candidate whose overlap error, two standard errors added, is at most ``codec.max_overlap_error``.
 
     Raises:
-        PipelineError: there is no held-out text to judge by, or only everything would do and the objective refuses it.
+        PipelineError: there is no held-out text to judge by.
     """
     sample = [r for r in rows if r.request.split == "validation"][:SAMPLE]
     if not sample:

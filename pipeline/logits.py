@@ -7,6 +7,7 @@ distribution, and nothing drawn, because overlap is estimated from it. Finished 
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def identity(context: Context) -> dict[str, Any]:
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     remove_partial(folder)
     model, rows = context.target.load(context.dtype), responses(context)
-    groups = parts(_settled(context, folder, model, rows), rows)
+    groups = parts(_settled(context, folder, rows, lambda: model), rows)
     estimated = estimate(groups, model, context.config.codec.batch_size)
     _check_disk(folder, estimated)
     work = _work(context, groups, folder)
@@ -85,7 +86,7 @@ def inspect(context: Context, folder: Path) -> None:
         PipelineError: naming the bad shards, if they are not to be repaired.
     """
     rows = responses(context)
-    groups = parts(_settled(context, folder, context.target.load(context.dtype), rows), rows)
+    groups = parts(_settled(context, folder, rows, lambda: context.target.load(context.dtype)), rows)
     work = _work(context, groups, folder)
     bad = _bad(work, folder)
     if not bad:
@@ -97,14 +98,14 @@ def inspect(context: Context, folder: Path) -> None:
         raise PipelineError("logits.verify: " + "\n".join([*bad.values(), "write them again with logits.repair=true"][:50]))
 
 
-def _settled(context: Context, folder: Path, model: PreTrainedModel, rows: list[Response]) -> Config:
+def _settled(context: Context, folder: Path, rows: list[Response], load: Callable[[], PreTrainedModel]) -> Config:
     """The configuration with ``codec=auto`` replaced by what was chosen; the choice is kept, so that a resumed run has it."""
     config = context.config
     if config.codec.kind is not Coding.auto:
         return config
     kept = folder / CHOICE
     if not kept.is_file():
-        codec = choose(config, model, rows)
+        codec = choose(config, load(), rows)
         write_json(kept, asdict(codec) | {"kind": codec.kind.name})
     chosen = json.loads(kept.read_text())
     return replace(config, codec=Codec(**chosen | {"kind": Coding[chosen["kind"]]}))

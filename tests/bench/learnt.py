@@ -13,6 +13,7 @@ from data.logit_cache import LogitCache
 from data.responses import Response
 from pipeline.config import Draft as DraftConfig
 from pipeline.config import Objective, Optimizer
+from pipeline.distil import FIT_BATCHES
 from pipeline.draft import build, choose_vocabulary
 from pipeline.head_fit import fit_head
 from pipeline.module import Distillation, freeze_embedding
@@ -22,7 +23,6 @@ from pipeline.schedule import share_of_rate
 from pipeline.teacher import forward
 from speculative import Draft
 
-FIT_BATCHES = 6
 BATCH = 16
 LAYERS = [0, 1]
 

@@ -19,31 +19,11 @@ from speculative.rows import Rows
 from speculative.sampling import draw
 from speculative.verification import Verdict, verify_sampled
 from tests.speculative.laws import chi_square, decode
-from tests.speculative.tiny import perturbed, tiny, trimmed
+from tests.speculative.tiny import DOUBLE, perturbed, tiny
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "phi", "gpt_neox", "gpt2"]
 PROMPTS = [[5, 9, 3, 7], [1, 2, 3, 4, 5, 6, 7, 8], [30], [11, 12, 13, 14, 15, 16], [40, 41, 42], [20, 9]]
-KEPT = [*range(15), *range(15, 48, 3)]
 WARM = Sampling(temperature=0.8, top_k=30, top_p=0.95)
-DOUBLE = torch.float64
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny(dtype=DOUBLE)
-
-
-@pytest.fixture(scope="module")
-def drafts(target):
-    """From never right to always right, by name."""
-    vocabulary = torch.tensor(KEPT)
-    return {
-        "other": Draft(tiny(seed=1, dtype=DOUBLE)),
-        "near": Draft(perturbed(target)),
-        "same": Draft(target),
-        "trimmed": Draft(trimmed(vocabulary, dtype=DOUBLE), vocabulary),
-        "gpt2": Draft(tiny("gpt2", seed=2, dtype=DOUBLE)),
-    }
 
 
 def transformers_greedy(model, prompt, new_tokens):

@@ -12,8 +12,8 @@ from speculative.medusa import MedusaDrafter, load, save
 from speculative.metrics import total
 from speculative.rows import Rows
 from tests.speculative.laws import SMALL, chi_square, decode
-from tests.speculative.test_engine import BUDGETS, DOUBLE, FAMILIES, KEPT, PROMPTS, WARM, cut
-from tests.speculative.tiny import tiny
+from tests.speculative.test_engine import BUDGETS, FAMILIES, PROMPTS, WARM, cut
+from tests.speculative.tiny import DOUBLE, KEPT, tiny
 
 GREEDY = Sampling(0.0)
 SHAPES = {"chain": {}, "short chain": {"num_draft_tokens": 2}, "tree": {"tree": (3, 2, 1)}, "uneven": {"tree": Tree((0, 0, 1))}}

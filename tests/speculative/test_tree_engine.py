@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from speculative import Controls, Costs, Draft, PromptLookup, Sampling, Tree, api, engine, generate, stream
+from speculative import Controls, Costs, PromptLookup, Sampling, Tree, api, engine, generate, stream
 from speculative.cache import CachedModel, SlotCache, UnsupportedModelError
 from speculative.metrics import total
 from speculative.rows import Rows
@@ -18,9 +18,7 @@ from speculative.tree_verification import verify_tree
 from tests.speculative.laws import chi_square, decode
 from tests.speculative.test_engine import (
     BUDGETS,
-    DOUBLE,
     FAMILIES,
-    KEPT,
     LONG,
     PROMPTS,
     WARM,
@@ -28,26 +26,10 @@ from tests.speculative.test_engine import (
     cut,
     transformers_greedy,
 )
-from tests.speculative.tiny import perturbed, tiny, trimmed
+from tests.speculative.tiny import DOUBLE, perturbed, tiny
 
 GREEDY = Sampling(0.0)
 TREES = {"wide": (3, 2, 1), "binary": (2, 2, 2), "flat": (4,), "uneven": Tree((0, 0, 0, 1, 1, 3, 4))}
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny(dtype=DOUBLE)
-
-
-@pytest.fixture(scope="module")
-def drafts(target):
-    vocabulary = torch.tensor(KEPT)
-    return {
-        "other": Draft(tiny(seed=1, dtype=DOUBLE)),
-        "near": Draft(perturbed(target)),
-        "same": Draft(target),
-        "trimmed": Draft(trimmed(vocabulary, dtype=DOUBLE), vocabulary),
-    }
 
 
 ROWS = 4000  # of a chi-square

@@ -18,6 +18,8 @@ SHAPES = {
     "gemma": ROTARY | {"head_dim": 8},
     "mistral": ROTARY | {"sliding_window": None},
 }
+DOUBLE = torch.float64
+KEPT = [*range(15), *range(15, 48, 3)]  # ids of a trimmed vocabulary
 SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 
 
