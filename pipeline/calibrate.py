@@ -18,11 +18,11 @@ from pipeline.errors import PipelineError
 from pipeline.hardware import machine
 from pipeline.tracking import Run
 from pipeline.undistilled import draft_identity, initial
-from speculative import Draft, Sampling
+from speculative import Draft, Sampling, pack
 from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
 
-FORMAT = 1
+FORMAT = 2
 REPEATS = 7
 
 
@@ -40,9 +40,9 @@ def identity(context: Context) -> dict[str, Any]:
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     config = context.config.decoding
     responses = list(read_shards(context.parent(Stage.generate).folder))
-    target = context.target.load(context.dtype)
+    target = pack(context.target.load(context.dtype))
     undistilled, _ = initial(context)
-    draft = Draft(undistilled.model.to(context.dtype), undistilled.vocabulary)
+    draft = Draft(pack(undistilled.model.to(context.dtype)), undistilled.vocabulary)
     details: dict[str, Any] = {"machine": machine(), "precision": str(context.dtype), "by_temperature": {}}
     metrics: dict[str, float] = {}
     for temperature in config.temperatures:

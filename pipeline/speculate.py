@@ -25,10 +25,10 @@ from pipeline.expand import expand
 from pipeline.hardware import machine
 from pipeline.tracking import Run
 from pipeline.undistilled import initial
-from speculative import Draft, Sampling
+from speculative import Draft, Sampling, pack
 from speculative.cost import Costs, best_length
 
-FORMAT = 2
+FORMAT = 3
 LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
 
 
@@ -41,9 +41,10 @@ def identity(context: Context) -> dict[str, Any]:
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     config = context.config.decoding
     responses = list(read_shards(context.parent(Stage.generate).folder))
-    target = context.target.load(context.dtype)
+    target = pack(context.target.load(context.dtype))
     trained = context.parent(Stage.distil).folder / "draft"
     draft = drafts.load(trained, context.dtype)
+    pack(draft.model)
     details: dict[str, Any] = {"by_temperature": {}}
     metrics: dict[str, float] = {}
     plans = []
@@ -55,8 +56,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
 
     assistant = _assistant(trained, responses) if config.baselines else None
     details["lossless"] = lossless.prove(
-        context.target.load(torch.float32),
-        drafts.load(trained, torch.float32),
+        *_in_float32(context, target, draft),
         assistant,
         list({r.request.prompt_id: r.request.prompt for r in responses if r.request.split == "test"}.values()),
         config.lossless_tokens,
@@ -64,7 +64,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     )
     metrics |= {f"lossless/{name}": details["lossless"][name] for name in LOSSLESS_COUNTS}
 
-    low = assistant and assistant.to(context.dtype)
+    low = assistant and pack(assistant.to(context.dtype))
     module = race.Race(target, draft, low, config.verification.name, context.config.seed)
     heats = [heat for planned in plans for heat in planned.heats]
     runner = trainer.make(context.config.trainer, folder)
@@ -113,6 +113,14 @@ def _recommend(draft: Draft, target: PreTrainedModel, texts: list[Response], sam
     """The K with the best predicted speed on validation text; the test prompts have no say in it."""
     [agreement] = held_out.measure(target, [draft], texts, sampling, f"K at {sampling.temperature:g}")
     return best_length(agreement.acceptance, costs)[0]
+
+
+def _in_float32(context: Context, target: PreTrainedModel, draft: Draft) -> tuple[PreTrainedModel, Draft]:
+    """The pair in float32: itself, where that is how it decodes."""
+    if context.dtype is torch.float32:
+        return target, draft
+    folder = context.parent(Stage.distil).folder / "draft"
+    return context.target.load(torch.float32), drafts.load(folder, torch.float32)
 
 
 def _assistant(trained: Path, responses: list[Response]) -> PreTrainedModel:
