@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 
-from speculative import Draft, generate
+from speculative import Draft, Sampling, generate
 from speculative.cache import UnsupportedModelError
+from speculative.metrics import total
 from tests.speculative.laws import decode
 from tests.speculative.oracles import PROMPTS, WARM, transformers_greedy
 from tests.speculative.tiny import perturbed, tiny
@@ -28,6 +29,14 @@ from tests.speculative.tiny import perturbed, tiny
         ([[1]], {"confidence": 1.5}, "confidence must lie in"),
         ([[1]], {"max_new_tokens": -1}, "max_new_tokens must be one number ≥ 0"),
         ([[1]], {"max_new_tokens": [1, 2]}, "or one for each prompt"),
+        ([[1]], {"num_draft_tokens": 2.5}, "num_draft_tokens must lie between 0 and 128, not 2.5"),
+        ([[1]], {"max_new_tokens": 2.5}, "max_new_tokens must be one number ≥ 0"),
+        ("text", {}, "prompts must be a list, if only of one text"),
+        (torch.tensor([1, 2]), {}, r"a tensor of prompts must be \(B, T\), not \(2,\)"),
+        ([[1, 2]], {"attention_mask": torch.ones(1, 2)}, "attention_mask belongs to prompts that are a tensor"),
+        (torch.ones(1, 2).long(), {"attention_mask": torch.ones(1, 3)}, "attention_mask belongs to prompts .* has its shape"),
+        (torch.ones(1, 2).long(), {"attention_mask": torch.zeros(1, 2)}, "at least one token"),
+        ([[1] * 128], {"max_new_tokens": 1}, "need 129 positions, the target's context has 128"),
         ([[1] * 120], {"max_new_tokens": 9}, "need 129 positions, the target's context has 128"),
     ],
 )
@@ -117,3 +126,40 @@ def test_other_attention_is_refused_or_exact(kind, changes):
     except UnsupportedModelError:
         return
     assert done == [transformers_greedy(model, prompt, 16) for prompt in PROMPTS]
+
+
+def test_a_draft_on_another_device_is_refused(target):
+    with pytest.raises(ValueError, match="the draft is on meta, the target on cpu; move one of them"):
+        generate(target, Draft(tiny().to("meta")), [[1]], max_new_tokens=3)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_draft_in_another_number_format_changes_nothing(target, dtype, sampling):
+    draft = perturbed(tiny(), 0.02).to(dtype)
+    options = {"max_new_tokens": 15, "sampling": sampling, "seed": 2}
+    done = generate(target, Draft(draft), PROMPTS, verification="match", **options)
+    assert done.tokens == generate(target, None, PROMPTS, **options).tokens
+    assert total(done.acceptance).accepted > 0
+
+
+def test_a_draft_with_other_special_tokens_changes_nothing(target):
+    """Only the target's ends count; what the draft's own configuration says of them is not read."""
+    draft = perturbed(tiny(dtype=torch.float64))
+    for settings in (draft.config, draft.generation_config):
+        settings.bos_token_id, settings.eos_token_id, settings.pad_token_id = 7, list(range(20)), 9
+    done = generate(target, Draft(draft), PROMPTS, max_new_tokens=15, eos_token_ids=[33])
+    assert done.tokens == generate(target, None, PROMPTS, max_new_tokens=15, eos_token_ids=[33]).tokens
+
+
+def test_a_draft_that_gives_no_numbers_is_refused(target):
+    model = tiny(seed=1)
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.nan
+    with pytest.raises(UnsupportedModelError, match="NaN or infinite"):
+        generate(target, Draft(model), PROMPTS, max_new_tokens=3)
+
+
+def test_no_drafts_is_plain_decoding(target, drafts):
+    done = generate(target, drafts["near"], PROMPTS, max_new_tokens=6, num_draft_tokens=0)
+    assert (done.tokens, done.draft_forwards) == (generate(target, None, PROMPTS, max_new_tokens=6).tokens, 0)
