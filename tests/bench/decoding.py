@@ -104,6 +104,7 @@ def one_at_a_time(bench: Bench, costs: Costs, sets: dict[str, list[dict]]) -> di
         return {name: sum(row[name][0] for row in rows) for name in rows[0]}
 
     totals = [sums(rows) for rows in sets.values()]
+    fixed = [min(t["plain"], *(t[f"K={k}"] for k in range(1, LONGEST + 1))) for t in totals]
     results = [row[fast][1] for row in rows]
     counts = total(part for done in results for part in done.acceptance)
     errors = []
@@ -121,7 +122,7 @@ def one_at_a_time(bench: Bench, costs: Costs, sets: dict[str, list[dict]]) -> di
         "tokens_per_round": counts.tokens_per_round,
         "bookkeeping_share": sum(done.seconds.other for done in results) / sum(done.seconds.decoding for done in results),
         "auto_k_worst_ratio": min(t["plain"] / t[name] for t in totals for name in t if name.startswith("automatic")),
-        "auto_k_of_best_fixed": min(min(t["plain"], *(t[f"K={k}"] for k in range(1, LONGEST + 1))) / t["automatic"] for t in totals),
+        "auto_k_of_best_fixed": min(best / t["automatic"] for best, t in zip(fixed, totals, strict=True)),
         "prediction_error": median(errors),
     }
 
@@ -196,9 +197,7 @@ def main() -> None:
     else:
         whole = drafts.load(options.draft, torch.float32)
     assistant = expand(whole, prompts, target.config.vocab_size).model.to(dtype)
-    draft, useless = (
-        Draft(pack(copy.deepcopy(one.model).to(dtype)), one.vocabulary) for one in (whole, never_right(whole))
-    )
+    draft, useless = (Draft(pack(copy.deepcopy(one.model).to(dtype)), one.vocabulary) for one in (whole, never_right(whole)))
     bench = Bench(target, pack(files.load(dtype)), draft, useless, assistant, options.tokens, options.drafted)
     *_, costs = measure(bench.packed, bench.draft, prompts[:4], GREEDY, longest=LONGEST)
     races = {name: race(bench, costs, rows) for name, rows in sets.items()}

@@ -1,4 +1,4 @@
-"""What tests of decoding share: prompts, and answers that owe nothing to the engine: transformers' text, a cut, a fresh cache."""
+"""What tests of decoding share: prompts, and answers that owe nothing to the engine: a text, a cut, a fresh cache."""
 
 import torch
 

@@ -91,11 +91,44 @@ def tempered_draft(p, guess, accept, follow, limits, rule):
     return verify_sampled(p, replace(guess, q=flat), accept, follow, limits, rule)
 
 
-@pytest.mark.parametrize("fault", [no_residual, one_uniform_for_both, tempered_draft])
+def q_of_another_row(p, guess, accept, follow, limits, rule):
+    return verify_sampled(p, replace(guess, q=guess.q.roll(1, 0)), accept, follow, limits, rule)
+
+
+def bonus_of_another_row(p, guess, accept, follow, limits, rule):
+    moved = torch.cat([p[:, :-1], p[:, -1:].roll(1, 0)], 1)
+    return verify_sampled(moved, guess, accept, follow, limits, rule)
+
+
+def tempered_target(p, guess, accept, follow, limits, rule):
+    return verify_sampled(p.sqrt() / p.sqrt().sum(-1, keepdim=True), guess, accept, follow, limits, rule)
+
+
+def one_place_late(p, guess, accept, follow, limits, rule):
+    return verify_sampled(p, replace(guess, q=guess.q.roll(1, 1)), accept, follow, limits, rule)
+
+
+FAULTS = [
+    no_residual,
+    one_uniform_for_both,
+    tempered_draft,
+    tempered_target,
+    q_of_another_row,
+    bonus_of_another_row,
+    one_place_late,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_the_chi_square_sees_a_planted_fault(small, fault, monkeypatch):
     model, drafts = small
-    monkeypatch.setattr(engine, "verify_sampled", fault)
-    p_value, _ = chi_square(model, drafts["other"], SETTINGS["T 1"], rows=20_000)
+
+    def verify(p, guess, *rest):
+        return (fault if guess.depth else verify_sampled)(p, guess, *rest)
+
+    monkeypatch.setattr(engine, "verify_sampled", verify)
+    count = 1 if fault is bonus_of_another_row else 2  # the bonus must be one of the two tokens that are counted
+    p_value, _ = chi_square(model, drafts["other"], SETTINGS["T 1"], rows=20_000, count=count)
     assert p_value < 1e-6
 
 
