@@ -4,7 +4,6 @@ import pytest
 
 from speculative import Draft, Sampling, generate
 from speculative.drafters import ModelDrafter
-from speculative.metrics import total
 from tests.speculative.laws import decode
 from tests.speculative.oracles import BUDGETS, PROMPTS, WARM, cut
 from tests.speculative.tiny import DOUBLE, tiny
