@@ -102,9 +102,7 @@ class MedusaDrafter:
     Ids from ``size`` on are never drawn; None: all are.
     """
 
-    def __init__(
-        self, heads: MedusaHeads, sampling: Sampling, seed: int, tree: Tree | None, size: int | None = None
-    ) -> None:
+    def __init__(self, heads: MedusaHeads, sampling: Sampling, seed: int, tree: Tree | None, size: int | None = None) -> None:
         self.heads, self.sampling, self.seed, self.tree = heads, sampling, seed, tree
         vocabulary = heads.vocabulary
         self.outputs = size if vocabulary is None or size is None else int((vocabulary < size).sum())

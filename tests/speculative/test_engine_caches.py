@@ -9,6 +9,7 @@ from speculative import Costs, PromptLookup, Sampling, api, engine, generate
 from speculative.cache import CachedModel
 from speculative.drafters import ModelDrafter
 from speculative.rows import Rows
+from tests.speculative.laws import decode
 from tests.speculative.oracles import LONG, WARM, compare
 
 

@@ -113,7 +113,13 @@ def test_decoding_ends_at_the_string_that_plain_text_has(target, count):
         if "�" in stop:
             continue
         done = generate(
-            target, draft, PROMPTS, max_new_tokens=16, num_draft_tokens=count, tokenizer=TOKENIZER, stop_strings=[stop],
+            target,
+            draft,
+            PROMPTS,
+            max_new_tokens=16,
+            num_draft_tokens=count,
+            tokenizer=TOKENIZER,
+            stop_strings=[stop],
             log_probs=True,
         )
         for row in range(2):
