@@ -54,7 +54,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         metrics |= named
     child.metrics(metrics)  # the prediction is on record before the first token is decoded
 
-    assistant = _assistant(trained, responses) if config.baselines else None
+    assistant = _assistant(trained, responses, context.target.vocabulary_size) if config.baselines else None
     details["lossless"] = lossless.prove(
         *_in_float32(context, target, draft),
         assistant,
@@ -123,10 +123,10 @@ def _in_float32(context: Context, target: PreTrainedModel, draft: Draft) -> tupl
     return context.target.load(torch.float32), drafts.load(folder, torch.float32)
 
 
-def _assistant(trained: Path, responses: list[Response]) -> PreTrainedModel:
-    """The draft as transformers' assisted generation takes it: float32, a logit for each of the target's ids."""
+def _assistant(trained: Path, responses: list[Response], rows: int) -> PreTrainedModel:
+    """The draft as transformers' assisted generation takes it: float32, a logit for each of the target's ``rows`` of head."""
     texts = ([*r.request.prompt, *r.tokens] for r in responses if r.request.split == "validation" and r.tokens)
-    return expand(drafts.load(trained, torch.float32), texts).model
+    return expand(drafts.load(trained, torch.float32), texts, rows).model
 
 
 def _alignment_metrics(agreements: list[held_out.HeldOut], end: str) -> dict[str, float]:

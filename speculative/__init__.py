@@ -9,6 +9,7 @@ from speculative.controls import Controls
 from speculative.cost import Costs
 from speculative.drafters import Draft
 from speculative.engine import Generation
+from speculative.length import AutoLength
 from speculative.lookup import PromptLookup
 from speculative.medusa import MedusaHeads
 from speculative.packing import pack
@@ -19,6 +20,7 @@ from speculative.verification import Rule
 from speculative.vocabulary import shared_draft
 
 __all__ = [
+    "AutoLength",
     "Controls",
     "Costs",
     "Draft",

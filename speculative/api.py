@@ -4,8 +4,9 @@ It turns what callers have (texts, tensors, a GenerationConfig) into the engine'
 cannot be decoded exactly before the first token.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from speculative.engine import Decoding, Generation, Options
 from speculative.length import AutoLength
 from speculative.lookup import LookupElseModel, PromptLookup
 from speculative.medusa import MedusaDrafter, MedusaHeads
-from speculative.refusal import check_heads, check_tree
+from speculative.refusal import check_heads, check_ids, check_length, check_models, check_tree
 from speculative.rows import Finish, Rows
 from speculative.sampling import Sampling
 from speculative.text import Transcript
@@ -74,7 +75,8 @@ def stream(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options
         max_new_tokens: one budget, or one for each row.
         generation_config: transformers' settings; what is given beside it counts more.
         num_draft_tokens: K, the tokens drafted each round (3, or all Medusa heads, unless given); or the ``Costs`` of this
-            machine, by which K is then chosen every round from the acceptance so far.
+            machine, by which K is then chosen every round from the acceptance so far; or an ``AutoLength`` of them, which
+            goes on learning from call to call.
         tree: instead of a chain of K, the branches at every depth, (3, 2, 1); or a ``Tree``.
         sampling: temperature and filters; greedy decoding by default.
         controls: penalties, biases and processors.
@@ -84,6 +86,8 @@ def stream(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options
         eos_token_ids: ids that end a row; the id itself is kept.
         stop_strings: texts that end a row, with ``tokenizer``; the token that completes one is kept, the text ends before.
         tokenizer: gives ``text`` in the result.
+        vocabulary_size: ids from here on, rows that pad the heads of both models, are never drawn; the tokenizer's unless
+            given, or else all of the target's.
         seed, row_keys: the random numbers of a row depend on these two alone; keys default to the row's place.
         log_probs: keep the target's log-probability of every new token.
         states: keep the hidden state that the target's head read for every new token.
@@ -103,7 +107,7 @@ def _prepare(
     *,
     max_new_tokens: int | Sequence[int] | None = None,
     generation_config: GenerationConfig | None = None,
-    num_draft_tokens: int | Costs | None = None,
+    num_draft_tokens: int | Costs | AutoLength | None = None,
     tree: Sequence[int] | Tree | None = None,
     sampling: Sampling | None = None,
     controls: Controls | None = None,
@@ -113,6 +117,7 @@ def _prepare(
     eos_token_ids: Sequence[int] | None = None,
     stop_strings: Sequence[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    vocabulary_size: int | None = None,
     seed: int = 0,
     row_keys: Sequence[int] | None = None,
     log_probs: bool = False,
@@ -131,7 +136,11 @@ def _prepare(
         raise ValueError(f"verification must be one of {', '.join(Rule)}, not {verification!r}")
     if not 0.0 <= confidence <= 1.0:
         raise ValueError(f"confidence must lie in [0, 1], not {confidence}")
+    size = _vocabulary_size(target, vocabulary_size, tokenizer)
+    check_ids(eos.tolist(), list(controls.logit_bias), size)
     draft = Draft(draft) if isinstance(draft, PreTrainedModel) else draft
+    if isinstance(draft, Draft) and (vocabulary_size is not None or tokenizer is not None):
+        draft = draft.cut(size)
     if tree is not None:
         tree = tree if isinstance(tree, Tree) else Tree.of(tree)
         check_tree(tree, draft, num_draft_tokens, verification, lookup, confidence)
@@ -139,37 +148,37 @@ def _prepare(
     heads = draft if isinstance(draft, MedusaHeads) else None
     if num_draft_tokens is None:
         num_draft_tokens = DRAFT_TOKENS if heads is None else heads.count
-    auto = isinstance(num_draft_tokens, Costs)
-    longest = num_draft_tokens.longest if auto else num_draft_tokens
-    if not 0 <= longest <= LONGEST_DRAFT:
-        raise ValueError(f"num_draft_tokens must lie between 0 and {LONGEST_DRAFT}, not {longest}")
+    auto = AutoLength(num_draft_tokens) if isinstance(num_draft_tokens, Costs) else num_draft_tokens
+    longest = auto.costs.longest if isinstance(auto, AutoLength) else auto
+    check_length(longest, LONGEST_DRAFT)
     longest = longest if draft is not None or lookup is not None else 0
     keys = range(len(rows)) if row_keys is None else row_keys
     if len(keys) != len(rows):
         raise ValueError(f"row_keys needs one key for each of the {len(rows)} prompts, not {len(keys)}")
-    _check_models(target, draft if heads is None else None, rows, budgets)
+    check_models(target, draft if heads is None else None, rows, budgets, size)
     if heads is not None:
         check_heads(heads, target, longest, lookup, confidence)
     with torch.inference_mode():
         if controls.processors:
-            logits = torch.linspace(-3.0, 3.0, target.config.vocab_size, device=target.device)[None]
+            logits = torch.linspace(-3.0, 3.0, size, device=target.device)[None]
             controls.check_pure(torch.tensor([rows[0]], device=target.device), logits)
         # Drafts beyond a row's end are written and never kept.
         room = 1 + (min(longest, max(budgets)) if tree is None else tree.size)
         capacity = max(len(prompt) + budget for prompt, budget in zip(rows, budgets, strict=True)) + room
         live = Rows(rows, budgets, capacity, keys, target.device)
         eos = eos.to(target.device)
-        history = History(controls, live.prompts, eos, target.config.vocab_size) if controls.active else None
+        history = History(controls, live.prompts, eos[eos < size], size) if controls.active else None
         drafter: Drafter | TreeDrafter | None = lookup
         if heads is not None:
-            drafter = MedusaDrafter(heads, sampling, seed, tree)
+            drafter = MedusaDrafter(heads, sampling, seed, tree, size)
         elif draft is not None and longest > 0:
             model = ModelDrafter(draft, len(live.index), capacity, sampling, seed, history, confidence)
             drafter = model if lookup is None else LookupElseModel(lookup, model)
             drafter = drafter if tree is None else TreeDrafter(model, tree)
         transcript = None if tokenizer is None else Transcript(tokenizer, len(rows), stops)
-        length = AutoLength(num_draft_tokens) if auto else longest
-        options = Options(sampling, Rule(verification), length, longest, tree, eos, seed, transcript, log_probs, states)
+        length = auto if isinstance(auto, AutoLength) else longest
+        rule = Rule(verification)
+        options = Options(sampling, rule, length, longest, tree, size, eos, seed, transcript, log_probs, states)
         return Decoding(target, live, drafter if longest > 0 else None, history, options), transcript
 
 
@@ -177,9 +186,15 @@ def _ids(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None, attention_
     """Token ids by row.
 
     Raises:
-        ValueError: texts without a tokenizer, or a row without a token.
+        ValueError: a text alone or without a tokenizer, a tensor of another shape, or a row without a token.
     """
+    if isinstance(prompts, str):
+        raise ValueError("prompts must be a list, if only of one text")
+    if attention_mask is not None and (not isinstance(prompts, Tensor) or attention_mask.shape != prompts.shape):
+        raise ValueError("attention_mask belongs to prompts that are a tensor, and has its shape")
     if isinstance(prompts, Tensor):
+        if prompts.dim() != 2:
+            raise ValueError(f"a tensor of prompts must be (B, T), not {tuple(prompts.shape)}")
         mask = torch.ones_like(prompts) if attention_mask is None else attention_mask
         rows = [ids[kept.bool()].tolist() for ids, kept in zip(prompts, mask, strict=True)]
     elif any(isinstance(prompt, str) for prompt in prompts):
@@ -193,32 +208,29 @@ def _ids(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None, attention_
     return rows
 
 
+def _vocabulary_size(target: PreTrainedModel, given: int | None, tokenizer: PreTrainedTokenizerBase | None) -> int:
+    """How many of the target's ids can be drawn: heads are often padded beyond the tokenizer.
+
+    Raises:
+        ValueError: more than the target has, or none.
+    """
+    rows = target.config.vocab_size
+    if given is None and tokenizer is not None and len(tokenizer) < rows:
+        given = min(rows, 1 + max(tokenizer.get_vocab().values()))  # its ids may have gaps
+    if given is None:
+        return rows
+    if not 1 <= given <= rows:
+        raise ValueError(f"vocabulary_size must lie between 1 and {rows}, the rows of the target's head, not {given}")
+    return given
+
+
 def _budgets(rows: list[list[int]], wanted: int | Sequence[int] | None, given: settings.Settings) -> list[int]:
     if wanted is None and given.max_new_tokens is None and given.max_length is not None:
         wanted = [max(0, given.max_length - len(row)) for row in rows]
     wanted = given.max_new_tokens if wanted is None else wanted
     if wanted is None:
         raise ValueError("max_new_tokens: say how many tokens may be written, here or in the generation_config")
-    budgets = [wanted] * len(rows) if isinstance(wanted, int) else list(wanted)
-    if len(budgets) != len(rows) or min(budgets) < 0:
+    budgets = list(wanted) if isinstance(wanted, Iterable) else [wanted] * len(rows)
+    if len(budgets) != len(rows) or not all(isinstance(budget, Integral) and budget >= 0 for budget in budgets):
         raise ValueError("max_new_tokens must be one number ≥ 0, or one for each prompt")
     return budgets
-
-
-def _check_models(target: PreTrainedModel, draft: Draft | None, rows: list[list[int]], budgets: list[int]) -> None:
-    """Refuse models that cannot decode these rows."""
-    size = target.config.vocab_size
-    largest = max(map(max, rows))
-    if largest >= size or min(map(min, rows)) < 0:
-        raise ValueError(f"a prompt has token id {largest}, the target knows 0 … {size - 1}")
-    if draft is not None:
-        draft.check_fits(size)
-        if draft.model.device != target.device:
-            raise ValueError(f"the draft is on {draft.model.device}, the target on {target.device}; move one of them")
-    longest = max(len(prompt) + budget for prompt, budget in zip(rows, budgets, strict=True))
-    for name, model in (("target", target), ("draft", draft and draft.model)):
-        context = model and getattr(model.config, "max_position_embeddings", None)
-        if context and longest > context:
-            raise ValueError(f"prompt and new tokens need {longest} positions, the {name}'s context has {context}")
-        if model is not None and model.training:
-            raise ValueError(f"the {name} is in training mode; call .eval() first")

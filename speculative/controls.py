@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # ids (1, t), logits (1, V) → logits (1, V): transformers' convention
+Control = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, V), tokens (B, capacity), lengths (B,) → logits (B, V)
 
 
 @dataclass(frozen=True)
@@ -104,3 +105,20 @@ def _counts(tokens: Tensor, counted: Tensor, size: int) -> Tensor:
     """How often each id stands at a ``counted`` (B, capacity) place of each row, (B, size) float."""
     counts = torch.zeros(len(tokens), size, device=tokens.device)
     return counts.scatter_add_(1, tokens, counted.float())
+
+
+def along_paths(
+    control: Control, logits: Tensor, tokens: Tensor, lengths: Tensor, drafted: Tensor, paths: Sequence[Sequence[int]]
+) -> Tensor:
+    """The controls at every place of a block, (B, n, V) of ``logits`` (B, n, V): each sees the drafts that lead to it.
+
+    ``paths[i]`` are the columns of ``drafted`` (B, N) between the committed text and place i. They are written behind the
+    ``lengths`` (B,) of ``tokens`` (B, capacity), which is scratch.
+    """
+    parts = []
+    for place, path in enumerate(paths):
+        if path:
+            behind = lengths[:, None] + torch.arange(len(path), device=tokens.device)
+            tokens.scatter_(1, behind, drafted[:, list(path)])
+        parts.append(control(logits[:, place], tokens, lengths + len(path)))
+    return torch.stack(parts, 1)

@@ -4,7 +4,7 @@ A drafter reads the committed tokens and nothing of the target. Slots of the tok
 scratch: drafts are written there, so that what looks at the text sees them in place.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -38,6 +38,20 @@ class Draft:
     def size(self) -> int:
         """Ids that can be drafted, D."""
         return self.model.get_output_embeddings().weight.shape[0] if self.outputs is None else len(self.outputs)
+
+    def cut(self, size: int) -> "Draft":
+        """The same draft without what it has beyond the first ``size`` target ids: rows that pad its head.
+
+        Raises:
+            ValueError: nothing is left.
+        """
+        count = size if self.vocabulary is None else int((self.vocabulary < size).sum())
+        if count >= self.size:
+            return self
+        if count == 0:
+            raise ValueError(f"the draft's vocabulary has no id below {size}, the number of the target's tokens")
+        outputs = torch.arange(count, device=self.model.device) if self.outputs is None else self.outputs[:count]
+        return replace(self, vocabulary=None if self.vocabulary is None else self.vocabulary[:count], outputs=outputs)
 
     def check_fits(self, target_size: int) -> None:
         """Raise ValueError unless every output id of the draft stands for one of ``target_size`` target ids."""
@@ -175,3 +189,23 @@ class ModelDrafter:
         self.lengths = self.lengths[rows]
         if self.history is not None:
             self.history = self.history.select(rows)
+
+
+class AroundModel:
+    """A drafter that proposes with a ``ModelDrafter`` in a way of its own; what concerns the model's cache is passed on."""
+
+    def __init__(self, model: ModelDrafter) -> None:
+        self.model = model
+
+    @property
+    def forwards(self) -> int:
+        return self.model.forwards
+
+    def prefill(self, tokens: Tensor, lengths: Tensor) -> None:
+        self.model.prefill(tokens, lengths)
+
+    def rollback(self, lengths: Tensor) -> None:
+        self.model.rollback(lengths)
+
+    def select(self, rows: Tensor) -> None:
+        self.model.select(rows)

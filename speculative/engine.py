@@ -14,15 +14,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speculative.cache import CachedModel, check_branching
-from speculative.controls import History
+from speculative.controls import History, along_paths
 from speculative.drafters import Drafter, Proposal
 from speculative.length import AutoLength
 from speculative.medusa import MedusaDrafter
-from speculative.metrics import Acceptance, Log, Phases, Ranks
+from speculative.metrics import Acceptance, Log, Phases, Ranks, peak_memory
 from speculative.rows import Finish, Rows, Stop
-from speculative.sampling import Purpose, Sampling, best_token, draw, probabilities, round_keys, uniforms
+from speculative.sampling import Purpose, Sampling, best_token, probabilities, round_keys, uniforms
 from speculative.tree import Tree
-from speculative.tree_drafter import TreeDrafter, write_path
+from speculative.tree_drafter import TreeDrafter
 from speculative.tree_verification import Branches, verify_tree, verify_tree_choices
 from speculative.verification import Guess, Rule, Verdict, verify_choices, verify_sampled
 
@@ -33,9 +33,12 @@ COMPACT_BELOW = 0.75  # finished rows leave once fewer than this share of the ba
 class Generation:
     """The result, by row: new ``tokens``, why they end, and counts; ``seconds`` are of the whole call.
 
-    ``log_probs`` are the target's own, before temperature, filters and controls, if they were asked for. ``text`` is there
-    when a tokenizer was given, and ends before the stop string. ``ranks`` counts the branches of a tree, over all rows.
-    ``states`` (new tokens, width), by row, are what the target's head read to choose each token, if they were asked for.
+    Forwards are those of the batch after prefill. ``peak_memory`` is the most that was held until the end of the call, in
+    bytes: by PyTorch on the target's CUDA device, else by the process; None where the system does not tell. ``log_probs``
+    are the target's own over its vocabulary, before temperature, filters and controls, if they were asked for. ``text`` is
+    there when a tokenizer was given, and ends before the stop string. ``ranks`` counts the branches of a tree, over all
+    rows. ``states`` (new tokens, width), by row, are what the target's head read to choose each token, if they were asked
+    for.
     """
 
     tokens: list[list[int]]
@@ -43,6 +46,8 @@ class Generation:
     acceptance: list[Acceptance]
     seconds: Phases
     draft_forwards: int
+    target_forwards: int
+    peak_memory: int | None
     log_probs: list[list[float]] | None = None
     text: list[str] | None = None
     ranks: Ranks | None = None
@@ -63,6 +68,7 @@ class Options:
     length: int | AutoLength
     longest: int
     tree: Tree | None
+    vocabulary_size: int
     eos: Tensor
     seed: int
     stop: Stop | None
@@ -90,7 +96,10 @@ class Decoding:
         self.model = CachedModel(target, len(rows.index), rows.tokens.shape[1])
         self.model.keeps_states = options.states or isinstance(drafter, MedusaDrafter)
         self.model.prefill(rows.tokens, rows.lengths - 1)
-        if drafter is not None:
+        self.forwards = 0
+        # A draft whose length is chosen may never be asked; then it need not read the prompts.
+        self.drafter_reads = drafter is not None and isinstance(options.length, int)
+        if self.drafter_reads:
             drafter.prefill(rows.tokens, rows.lengths - 1)
         self.log = Log(rows.count, options.longest, options.tree)
         self.seconds.prefill = time.perf_counter() - started
@@ -112,6 +121,9 @@ class Decoding:
         mark = self._lap("bookkeeping", mark)
         proposal = Proposal(Guess(rows.tokens[:, :0], None), torch.zeros_like(rows.lengths))
         if self.drafter is not None and count > 0:
+            if not self.drafter_reads:
+                self.drafter.prefill(rows.tokens, rows.lengths - 1)
+                self.drafter_reads, mark = True, self._lap("prefill", mark)
             proposal = self.drafter.propose(rows.tokens, rows.lengths, rows.keys, count)
         mark = self._lap("draft", mark)
         logits, block = self._target_forward(proposal)
@@ -159,44 +171,31 @@ class Decoding:
     def _target_forward(self, proposal: Proposal) -> tuple[Tensor, Tensor]:
         """Logits (B, K+1, V) after the anchor and each drafted token, and that block (B, K+1); K nodes of a tree alike."""
         rows, guess = self.rows, proposal.guess
+        self.forwards += 1
         block = torch.cat([rows.tokens.gather(1, rows.lengths[:, None] - 1), guess.tokens], 1)
         if isinstance(guess, Branches):
-            return self.model.feed_nodes(block, rows.lengths - 1, guess.tree, range(block.shape[1])), block
-        positions = rows.lengths[:, None] - 1 + torch.arange(block.shape[1], device=block.device)
-        return self.model.feed(block, positions, keep=block.shape[1]), block
+            logits = self.model.feed_nodes(block, rows.lengths - 1, guess.tree, range(block.shape[1]))
+        else:
+            positions = rows.lengths[:, None] - 1 + torch.arange(block.shape[1], device=block.device)
+            logits = self.model.feed(block, positions, keep=block.shape[1])
+        return logits[..., : self.options.vocabulary_size], block  # rows behind are padding of the head
 
     def _verify(self, logits: Tensor, guess: Guess | Branches, limits: Tensor) -> Verdict:
-        if isinstance(guess, Branches):
-            return self._verify_tree(logits, guess, limits)
         rows, options = self.rows, self.options
-        place = torch.arange(logits.shape[1], device=logits.device)
+        branches = isinstance(guess, Branches)
         if self.history is not None:
-            logits = self._controlled(logits, guess, self.history)
+            logits = along_paths(self.history.apply, logits, rows.tokens, rows.lengths, guess.tokens, guess.paths)
         if options.sampling.greedy:
-            return verify_choices(best_token(logits), guess.tokens, limits)
+            choices = best_token(logits)
+            return verify_tree_choices(choices, guess, limits) if branches else verify_choices(choices, guess.tokens, limits)
         p = probabilities(logits, options.sampling)
-        follow = uniforms(options.seed, rows.keys[:, None], rows.lengths[:, None] + place, Purpose.TARGET)
-        if guess.tokens.shape[1] == 0:
-            return Verdict(limits, draw(p[:, 0], follow[:, 0]))
-        keys = round_keys(rows.lengths[:, None], place[:-1])
-        accept = uniforms(options.seed, rows.keys[:, None], keys, Purpose.ACCEPT)
-        return verify_sampled(p, guess, accept, follow, limits, options.rule)
-
-    def _verify_tree(self, logits: Tensor, branches: Branches, limits: Tensor) -> Verdict:
-        rows, options, tree = self.rows, self.options, branches.tree
-        if self.history is not None:
-            parts = []
-            for node in range(tree.size + 1):
-                after = write_path(rows.tokens, rows.lengths, tree, node, branches.tokens)
-                parts.append(self.history.apply(logits[:, node], rows.tokens, after))
-            logits = torch.stack(parts, 1)
-        if options.sampling.greedy:
-            return verify_tree_choices(best_token(logits), branches, limits)
-        places, nodes = (torch.arange(count, device=logits.device) for count in (tree.depth + 1, tree.size))
+        places, drafts = (torch.arange(count, device=p.device) for count in (guess.depth + 1, guess.tokens.shape[1]))
         follow = uniforms(options.seed, rows.keys[:, None], rows.lengths[:, None] + places, Purpose.TARGET)
-        keys = round_keys(rows.lengths[:, None], nodes)
+        keys = round_keys(rows.lengths[:, None], drafts)
         accept = uniforms(options.seed, rows.keys[:, None], keys, Purpose.ACCEPT)
-        return verify_tree(probabilities(logits, options.sampling), branches, accept, follow, limits)
+        if branches:
+            return verify_tree(p, guess, accept, follow, limits)
+        return verify_sampled(p, guess, accept, follow, limits, options.rule)
 
     def _keep_path(self, logits: Tensor, block: Tensor, verdict: Verdict, tree: Tree) -> tuple[Tensor, Tensor]:
         """Both caches keep the branch that stays; logits and block (B, depth+1) along it, arbitrary behind its end."""
@@ -205,22 +204,22 @@ class Decoding:
         nodes = torch.nn.functional.pad(verdict.path, (1, 0))
         return _along(verdict, logits) if self.options.log_probs else logits, block.gather(1, nodes)
 
-    def _controlled(self, logits: Tensor, guess: Guess, history: History) -> Tensor:
-        """The controls at every position of the block, each seeing the drafts before it."""
-        rows = self.rows
-        place = torch.arange(logits.shape[1], device=logits.device)
-        if guess.tokens.shape[1]:
-            rows.tokens.scatter_(1, rows.lengths[:, None] + place[:-1], guess.tokens)
-        parts = [history.apply(logits[:, j], rows.tokens, rows.lengths + j) for j in range(logits.shape[1])]
-        return torch.stack(parts, 1)
-
     @torch.inference_mode()
     def result(self) -> Generation:
         tokens, finish, log_probs = self.rows.texts()
-        forwards = 0 if self.drafter is None else self.drafter.forwards
-        kept = log_probs if self.options.log_probs else None
-        states = self.rows.states() if self.options.states else None
-        return Generation(tokens, finish, self.log.by_row(), self.seconds, forwards, kept, None, self.log.ranks(), states)
+        options, drafter = self.options, self.drafter
+        return Generation(
+            tokens,
+            finish,
+            self.log.by_row(),
+            self.seconds,
+            draft_forwards=0 if drafter is None else drafter.forwards,
+            target_forwards=self.forwards,
+            peak_memory=peak_memory(self.model.model.device),
+            log_probs=log_probs if options.log_probs else None,
+            ranks=self.log.ranks(),
+            states=self.rows.states() if options.states else None,
+        )
 
 
 def _along(verdict: Verdict, values: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ drawn, so q is one at the token; alone, or with a draft model for the rows where
 import torch
 from torch import Tensor
 
-from speculative.drafters import ModelDrafter, Proposal
+from speculative.drafters import AroundModel, ModelDrafter, Proposal
 from speculative.verification import Guess
 
 
@@ -57,18 +57,12 @@ class PromptLookup:
         """Nothing is kept by row."""
 
 
-class LookupElseModel:
+class LookupElseModel(AroundModel):
     """Prompt lookup where it matches, the draft model in the other rows; the model is not run when all rows match."""
 
     def __init__(self, lookup: PromptLookup, model: ModelDrafter) -> None:
-        self.lookup, self.model = lookup, model
-
-    @property
-    def forwards(self) -> int:
-        return self.model.forwards
-
-    def prefill(self, tokens: Tensor, lengths: Tensor) -> None:
-        self.model.prefill(tokens, lengths)
+        super().__init__(model)
+        self.lookup = lookup
 
     def propose(self, tokens: Tensor, lengths: Tensor, rows: Tensor, count: int) -> Proposal:
         looked = self.lookup.propose(tokens, lengths, rows, count)
@@ -84,9 +78,3 @@ class LookupElseModel:
         if drawn.guess.q is None:
             return Proposal(Guess(tokens_of_both, None), counts)
         return Proposal(Guess(tokens_of_both, drawn.guess.q, drawn.guess.vocabulary, certain), counts)
-
-    def rollback(self, lengths: Tensor) -> None:
-        self.model.rollback(lengths)
-
-    def select(self, rows: Tensor) -> None:
-        self.model.select(rows)

@@ -97,10 +97,16 @@ def load(folder: Path, target: str, dtype: torch.dtype) -> MedusaHeads:
 
 
 class MedusaDrafter:
-    """Draws from the heads: a chain, or ``tree`` if there is one; a node's children depend on its depth alone."""
+    """Draws from the heads: a chain, or ``tree`` if there is one; a node's children depend on its depth alone.
 
-    def __init__(self, heads: MedusaHeads, sampling: Sampling, seed: int, tree: Tree | None) -> None:
+    Ids from ``size`` on are never drawn; None: all are.
+    """
+
+    def __init__(self, heads: MedusaHeads, sampling: Sampling, seed: int, tree: Tree | None, size: int | None = None) -> None:
         self.heads, self.sampling, self.seed, self.tree = heads, sampling, seed, tree
+        vocabulary = heads.vocabulary
+        self.outputs = size if vocabulary is None or size is None else int((vocabulary < size).sum())
+        self.vocabulary = None if vocabulary is None else vocabulary[: self.outputs]
         self.states: Tensor | None = None  # (B, width) behind the token before the anchor
         self.forwards = 0
 
@@ -115,17 +121,16 @@ class MedusaDrafter:
         if self.states is None:
             return Proposal(Guess(tokens[:, :0], None), torch.zeros_like(lengths))
         tree = Tree.of((1,) * count) if self.tree is None else self.tree.cut(count)
-        logits = self.heads(self.states)
+        logits = self.heads(self.states)[..., : self.outputs]
         self.forwards += 1
         drafted = tokens.new_zeros(len(tokens), tree.size)
         distributions = []
         for depth, level in enumerate(tree.levels):
             by_node = logits[:, depth, None].expand(-1, len(level), -1)
-            q = draw_children(by_node, tree, level, self.sampling, self.seed, lengths, rows, self.heads.vocabulary, drafted)
+            q = draw_children(by_node, tree, level, self.sampling, self.seed, lengths, rows, self.vocabulary, drafted)
             distributions += [] if q is None else [q]
         q = torch.cat(distributions, 1) if distributions else None
-        vocabulary = self.heads.vocabulary
-        guess = Guess(drafted, q, vocabulary) if self.tree is None else Branches(tree, drafted, q, vocabulary)
+        guess = Guess(drafted, q, self.vocabulary) if self.tree is None else Branches(tree, drafted, q, self.vocabulary)
         return Proposal(guess, torch.full_like(lengths, tree.depth))
 
     def keep(self, path: Tensor, lengths: Tensor, tree: Tree) -> None:

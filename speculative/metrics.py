@@ -6,6 +6,7 @@ behind the length limit was neither proposed nor accepted. Conventions in the fi
 depth counts as one draft, accepted when one of its branches is.
 """
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,6 +14,11 @@ import torch
 from torch import Tensor
 
 from speculative.tree import Tree
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,15 @@ class Phases:
     @property
     def decoding(self) -> float:
         return self.draft + self.target + self.other
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes held so far: by PyTorch on a CUDA device, else by this process; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if resource is None:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class Log:

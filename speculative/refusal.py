@@ -1,9 +1,13 @@
-"""What trees and Medusa heads cannot be combined with, refused by name before anything is decoded."""
+"""What cannot be decoded, refused by name beforehand: models and texts that do not fit, options that exclude each other."""
+
+from collections.abc import Sequence
+from numbers import Integral
 
 from transformers import PreTrainedModel
 
 from speculative.cost import Costs
 from speculative.drafters import Draft
+from speculative.length import AutoLength
 from speculative.lookup import PromptLookup
 from speculative.medusa import MedusaHeads
 from speculative.tree import Tree
@@ -13,7 +17,7 @@ from speculative.verification import Rule
 def check_tree(
     tree: Tree,
     draft: Draft | MedusaHeads | None,
-    num_draft_tokens: int | Costs | None,
+    num_draft_tokens: int | Costs | AutoLength | None,
     verification: str,
     lookup: PromptLookup | None,
     confidence: float,
@@ -44,3 +48,37 @@ def check_heads(
         raise ValueError("Medusa heads: they draft in every row; leave out lookup")
     if confidence:
         raise ValueError("Medusa heads: all heads answer at once; confidence needs a draft model")
+
+
+def check_models(
+    target: PreTrainedModel, draft: Draft | None, rows: Sequence[Sequence[int]], budgets: Sequence[int], size: int
+) -> None:
+    """Raise ValueError unless the models can continue these ``rows``, ids below ``size``, by these ``budgets``."""
+    wrong = next((token for row in rows for token in (max(row), min(row)) if not 0 <= token < size), None)
+    if wrong is not None:
+        raise ValueError(f"a prompt has token id {wrong}, the target knows 0 … {size - 1}")
+    if draft is not None:
+        draft.check_fits(size)
+        if draft.model.device != target.device:
+            raise ValueError(f"the draft is on {draft.model.device}, the target on {target.device}; move one of them")
+    longest = max(len(prompt) + budget for prompt, budget in zip(rows, budgets, strict=True))
+    for name, model in (("target", target), ("draft", draft and draft.model)):
+        context = model and getattr(model.config, "max_position_embeddings", None)
+        if context and longest > context:
+            raise ValueError(f"prompt and new tokens need {longest} positions, the {name}'s context has {context}")
+        if model is not None and model.training:
+            raise ValueError(f"the {name} is in training mode; call .eval() first")
+
+
+def check_ids(eos: Sequence[int], biased: Sequence[int], size: int) -> None:
+    """Raise ValueError for ids that stand for no token; an EOS id in the padding of the head is merely never drawn."""
+    if min(eos, default=0) < 0:
+        raise ValueError(f"eos_token_ids must be ≥ 0, not {min(eos)}")
+    if max(biased, default=0) >= size:
+        raise ValueError(f"logit_bias names token id {max(biased)}, the target knows 0 … {size - 1}")
+
+
+def check_length(longest: int, largest: int) -> None:
+    """Raise ValueError unless ``longest``, the most drafts of a round, is a whole number between 0 and ``largest``."""
+    if not isinstance(longest, Integral) or not 0 <= longest <= largest:
+        raise ValueError(f"num_draft_tokens must lie between 0 and {largest}, not {longest}")

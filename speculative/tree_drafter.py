@@ -8,25 +8,20 @@ import torch
 from torch import Tensor
 
 from speculative.cache import check_branching
-from speculative.drafters import ModelDrafter, Proposal
+from speculative.controls import along_paths
+from speculative.drafters import AroundModel, ModelDrafter, Proposal
 from speculative.sampling import Purpose, Sampling, draw, probabilities, round_keys, uniforms
 from speculative.tree import Tree
-from speculative.tree_verification import Branches
+from speculative.tree_verification import Branches, columns
 
 
-class TreeDrafter:
+class TreeDrafter(AroundModel):
     """Grows ``tree`` from the draft model of ``model``, for every row of a batch."""
 
     def __init__(self, model: ModelDrafter, tree: Tree) -> None:
         check_branching(model.draft.model)
-        self.model, self.tree = model, tree
-
-    @property
-    def forwards(self) -> int:
-        return self.model.forwards
-
-    def prefill(self, tokens: Tensor, lengths: Tensor) -> None:
-        self.model.prefill(tokens, lengths)
+        super().__init__(model)
+        self.tree = tree
 
     def propose(self, tokens: Tensor, lengths: Tensor, rows: Tensor, count: int) -> Proposal:
         """Draft the tree down to depth ``count``."""
@@ -40,35 +35,20 @@ class TreeDrafter:
                 fed = model.read(drafted[:, torch.tensor(level) - 1])
                 logits = model.choosable(model.cached.feed_nodes(fed, lengths - 1, tree, level))
             model.forwards += 1
-            logits = self._controlled(logits, tree, level, drafted, tokens, lengths)
+            if model.history is not None:
+                paths = [columns(tree, node) for node in level]
+                logits = along_paths(model.controlled, logits, tokens, lengths, drafted, paths)
             q = draw_children(logits, tree, level, model.sampling, model.seed, lengths, rows, model.draft.vocabulary, drafted)
             distributions += [] if q is None else [q]
         model.lengths = lengths
         q = torch.cat(distributions, 1) if distributions else None
         return Proposal(Branches(tree, drafted, q, model.draft.vocabulary), torch.full_like(lengths, tree.depth))
 
-    def _controlled(
-        self, logits: Tensor, tree: Tree, level: tuple[int, ...], drafted: Tensor, tokens: Tensor, lengths: Tensor
-    ) -> Tensor:
-        if self.model.history is None:
-            return logits
-        parts = []
-        for place, node in enumerate(level):
-            after = write_path(tokens, lengths, tree, node, drafted)
-            parts.append(self.model.controlled(logits[:, place], tokens, after))
-        return torch.stack(parts, 1)
-
     def keep(self, path: Tensor, lengths: Tensor, tree: Tree) -> None:
         """Move the kept nodes ``path`` (B, depth) of ``tree`` to their positions; it stood below ``lengths`` (B,) tokens."""
         self.model.cached.cache.keep_path(path, lengths - 1)
         fed = (path > 0) & (tree.inner_index.to(path.device)[path] > 0)
         self.model.lengths = lengths + fed.sum(-1)
-
-    def rollback(self, lengths: Tensor) -> None:
-        self.model.rollback(lengths)
-
-    def select(self, rows: Tensor) -> None:
-        self.model.select(rows)
 
 
 def draw_children(
@@ -110,12 +90,3 @@ def without_replacement(q: Tensor, uniform: Tensor) -> Tensor:
         chosen.append(draw(q, one).clamp(max=q.shape[-1] - 1)[..., None])
         q = q.scatter(-1, chosen[-1], 0.0)
     return torch.cat(chosen, -1)
-
-
-def write_path(tokens: Tensor, lengths: Tensor, tree: Tree, node: int, drafted: Tensor) -> Tensor:
-    """Write the drafts (B, N) that lead to ``node`` behind the committed tokens; the lengths (B,) with them."""
-    path = tree.path(node)
-    if path:
-        places = lengths[:, None] + torch.arange(len(path), device=tokens.device)
-        tokens.scatter_(1, places, drafted[:, [i - 1 for i in path]])
-    return lengths + len(path)

@@ -30,12 +30,27 @@ class Branches:
     q: Tensor | None = None
     vocabulary: Tensor | None = None
 
+    @property
+    def depth(self) -> int:
+        """The most drafts that can stay."""
+        return self.tree.depth
+
+    @property
+    def paths(self) -> list[list[int]]:
+        """For the anchor and each node, the columns of ``tokens`` that lead to it, its own the last."""
+        return [columns(self.tree, node) for node in range(self.tree.size + 1)]
+
     def q_at(self, node: Tensor, like: Tensor) -> Tensor:
         """q of ``node`` (B,) over the target's ids, in the shape and type of ``like`` (B, V); anything for leaves."""
         row = torch.arange(len(node), device=node.device)
         index = self.tree.inner_index.to(node.device)[node].clamp(min=0)
         q = self.q[row, index].to(like.dtype)
         return q if self.vocabulary is None else torch.zeros_like(like).index_copy_(1, self.vocabulary, q)
+
+
+def columns(tree: Tree, node: int) -> list[int]:
+    """Where the drafts that lead to ``node`` stand among the drafted tokens."""
+    return [passed - 1 for passed in tree.path(node)]
 
 
 def judge(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

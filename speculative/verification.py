@@ -52,6 +52,16 @@ class Guess:
     vocabulary: Tensor | None = None
     certain: Tensor | None = None
 
+    @property
+    def depth(self) -> int:
+        """The most drafts that can stay, K."""
+        return self.tokens.shape[1]
+
+    @property
+    def paths(self) -> list[range]:
+        """For the anchor and each draft, the columns of ``tokens`` that lead to it, its own the last."""
+        return [range(place) for place in range(self.depth + 1)]
+
     def at_tokens(self) -> Tensor:
         """q of the drafted tokens, (B, K) float64."""
         if self.q is None:

@@ -1,14 +1,19 @@
 """The engine against transformers on real prompts: plain, speculative, batched, automatic K; ratios of interleaved runs.
 
-    python -m tests.bench.decoding [--target FOLDER] [--draft FOLDER] [--prompts FILE.jsonl] [--count 8] [--tokens 48]
+    python -m tests.bench.decoding [--target FOLDER] [--draft FOLDER] [--prompts FILE.jsonl] [--count 4] [--tokens 48]
 
 ``--draft`` is the ``draft`` folder of a distil stage. Without it two layers of the target with a fitted head stand in, which
-shows costs and not what distillation reaches. ``--prompts`` takes JSON lines with ``turns`` or ``prompt``; without it,
-prompts of the standard library are used. Ratios are times of the other ÷ ours, medians over prompts.
+shows costs and not what distillation reaches. Prompts of the standard library are one set; each ``--prompts``, JSON lines
+with ``turns`` or ``prompt``, is another. Ratios are times of the other ÷ ours, medians over prompts; ours runs on packed
+weights but for ``plain_b1_eager``. There is no compiled path: ``plain_b1_compiled`` is null, ``plain_b1_packed`` is what
+stands in its place. Automatic K is judged on sums over a prompt set, with the draft and with one that is never right, each
+learning from prompt to prompt. What bounds a plain step is printed beside it: bytes of weights ÷ memory bandwidth.
 """
 
+import copy
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -20,105 +25,113 @@ from transformers import PreTrainedModel
 
 import speculative
 from data import standard_library
-from data.batching import Batch
-from data.targets import SparseTargets
 from pipeline import baselines
 from pipeline import draft as drafts
-from pipeline.config import Draft as DraftConfig
 from pipeline.expand import expand
 from pipeline.generate import prompt_ids
 from pipeline.hardware import machine
-from pipeline.head_fit import fit_head
-from speculative import Costs, Draft, Sampling
+from speculative import AutoLength, Costs, Draft, Generation, Sampling, pack
 from speculative.calibration import measure
 from speculative.metrics import total
-from tests.bench import subject
+from tests.bench import stand_in, subject
 from tests.bench.generation import theirs
 
 GREEDY, NUCLEUS = Sampling(0.0), Sampling(1.0, top_p=0.9)
-NOTHING = SparseTargets(torch.empty(0, 1), torch.empty(0, 1), torch.empty(0))
+LONGEST = 4
+OPENVINO = 2.1  # its recorded plain rate ÷ that of transformers' generate, fp16, on cores with bfloat16
+Run = Callable[[list[int]], tuple[float, Generation | None]]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What is compared on what; ``assistant`` is the draft as transformers takes it."""
+    """What is compared on what; ``assistant`` is the draft as transformers takes it, ``useless`` one that is never right."""
 
     target: PreTrainedModel
+    packed: PreTrainedModel
     draft: Draft
+    useless: Draft
     assistant: PreTrainedModel
-    prompts: list[list[int]]
     tokens: int
     drafted: int
 
-    def ours(self, prompts: list[list[int]], draft: Draft | None, length: int | Costs, sampling: Sampling = GREEDY):
+    def ours(
+        self, prompts: list[list[int]], draft: Draft | None, length: int | AutoLength, sampling: Sampling = GREEDY, eager=False
+    ) -> tuple[float, Generation]:
         started = time.perf_counter()
         options = {"max_new_tokens": self.tokens, "num_draft_tokens": length, "sampling": sampling}
-        done = speculative.generate(self.target, draft, prompts, **options)
+        done = speculative.generate(self.target if eager else self.packed, draft, prompts, **options)
         return time.perf_counter() - started, done
 
-    def transformers(self, prompt: list[int], sampling: Sampling = GREEDY, assisted: bool = False) -> float:
+    def transformers(self, prompt: list[int], sampling: Sampling = GREEDY, assisted: bool = False) -> tuple[float, None]:
         assistant = self.assistant if assisted else None
-        return baselines.decode(self.target, prompt, self.tokens, sampling, 0, assistant, self.drafted).seconds
+        return baselines.decode(self.target, prompt, self.tokens, sampling, 0, assistant, self.drafted).seconds, None
 
-
-def stand_in(target: PreTrainedModel, prompts: list[list[int]]) -> Draft:
-    """Two layers of the target and a head fitted on text that it writes."""
-    draft = drafts.build(target, DraftConfig(), None)
-    written = speculative.generate(target, None, prompts, max_new_tokens=48).tokens
-    rows = [torch.tensor(prompt + text) for prompt, text in zip(prompts, written, strict=True)]
-    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    predicts = torch.zeros_like(tokens, dtype=torch.bool)
-    for place, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
-        predicts[place, len(prompt) - 1 : len(row) - 1] = True
-    fit_head(draft, target, [Batch(tokens, predicts, NOTHING)])
-    return draft
-
-
-def one_at_a_time(bench: Bench, costs: Costs) -> dict[str, float]:
-    """Batch 1: every way of decoding a prompt, one after the other, prompt by prompt; the first prompt warms up."""
-    ratios: dict[str, list[float]] = {}
-    phases, rounds, emitted, errors = {"bookkeeping": 0.0, "decoding": 0.0}, 0, 0, []
-    fixed = {length: 0.0 for length in range(costs.longest + 1)}
-    automatic = 0.0
-    for number, prompt in enumerate(bench.prompts):
-        plain, without = bench.ours([prompt], None, 0)
-        fast, done = bench.ours([prompt], bench.draft, bench.drafted)
-        sampled, _ = bench.ours([prompt], bench.draft, bench.drafted, NUCLEUS)
-        chosen, _ = bench.ours([prompt], bench.draft, costs)
-        lengths = {length: bench.ours([prompt], bench.draft if length else None, length)[0] for length in fixed}
-        measured = {
-            "plain_b1_eager": bench.transformers(prompt) / plain,
-            "assisted_b1_greedy": bench.transformers(prompt, assisted=True) / fast,
-            "assisted_b1_sampled": bench.transformers(prompt, NUCLEUS, assisted=True) / sampled,
-            "speculative_ratio": plain / fast,
-            "auto_k_ratio": plain / chosen,
+    def ways(self, costs: Costs) -> dict[str, Run]:
+        """Every way of decoding one prompt, by name."""
+        learning, wary = AutoLength(costs), AutoLength(costs)
+        fixed = {f"K={k}": lambda p, k=k: self.ours([p], self.draft, k) for k in range(1, LONGEST + 1)}
+        return fixed | {
+            "theirs": self.transformers,
+            "theirs assisted": lambda p: self.transformers(p, assisted=True),
+            "theirs assisted, sampled": lambda p: self.transformers(p, NUCLEUS, assisted=True),
+            "eager": lambda p: self.ours([p], None, 0, eager=True),
+            "plain": lambda p: self.ours([p], None, 0),
+            "sampled": lambda p: self.ours([p], self.draft, self.drafted, NUCLEUS),
+            "automatic": lambda p: self.ours([p], self.draft, learning),
+            "automatic, useless draft": lambda p: self.ours([p], self.useless, wary),
         }
-        if number == 0:
-            continue
-        for name, value in measured.items():
-            ratios.setdefault(name, []).append(value)
-        counts = total(done.acceptance)
-        predicted = counts.tokens_per_round / costs.round(bench.drafted)
-        errors.append((without.seconds.decoding / done.seconds.decoding) / predicted - 1)
-        phases["bookkeeping"] += done.seconds.bookkeeping
-        phases["decoding"] += done.seconds.decoding
-        rounds, emitted = rounds + counts.target_forwards, emitted + counts.emitted
-        automatic += chosen
-        fixed = {length: seconds + lengths[length] for length, seconds in fixed.items()}
-    return {name: median(values) for name, values in ratios.items()} | {
-        "tokens_per_round": emitted / rounds,
-        "bookkeeping_share": phases["bookkeeping"] / phases["decoding"],
-        "auto_k_worst_ratio": min(ratios["auto_k_ratio"]),
-        "auto_k_of_best_fixed": min(fixed.values()) / automatic,
+
+
+def race(bench: Bench, costs: Costs, prompts: list[list[int]]) -> list[dict[str, tuple[float, Generation | None]]]:
+    """Seconds and result of every way, prompt by prompt, in an order that alternates; the first prompt warms up."""
+    ways = bench.ways(costs)
+    rows = []
+    for number, prompt in enumerate(prompts):
+        order = list(ways) if number % 2 else list(reversed(ways))
+        rows.append({name: ways[name](prompt) for name in order})
+    return rows[1:]
+
+
+def one_at_a_time(bench: Bench, costs: Costs, sets: dict[str, list[dict]]) -> dict[str, float]:
+    """The figures of batch 1, from the races over the prompt ``sets``."""
+    rows = [row for rows in sets.values() for row in rows]
+    fast = f"K={bench.drafted}"
+
+    def ratio(above: str, below: str) -> float:
+        return median(row[above][0] / row[below][0] for row in rows)
+
+    def sums(rows: list[dict]) -> dict[str, float]:
+        return {name: sum(row[name][0] for row in rows) for name in rows[0]}
+
+    totals = [sums(rows) for rows in sets.values()]
+    fixed = [min(t["plain"], *(t[f"K={k}"] for k in range(1, LONGEST + 1))) for t in totals]
+    results = [row[fast][1] for row in rows]
+    counts = total(part for done in results for part in done.acceptance)
+    errors = []
+    for row in rows:
+        plain, done = row["plain"][1], row[fast][1]
+        predicted = total(done.acceptance).tokens_per_round / costs.round(bench.drafted)
+        errors.append(plain.seconds.decoding / done.seconds.decoding / predicted - 1)
+    return {
+        "plain_b1_eager": ratio("theirs", "eager"),
+        "plain_b1_packed": ratio("theirs", "plain"),
+        "assisted_b1_greedy": ratio("theirs assisted", fast),
+        "assisted_b1_sampled": ratio("theirs assisted, sampled", "sampled"),
+        "speculative_ratio": ratio("plain", fast),
+        "of_openvino_recorded": ratio("theirs", fast) / OPENVINO,
+        "tokens_per_round": counts.tokens_per_round,
+        "bookkeeping_share": sum(done.seconds.other for done in results) / sum(done.seconds.decoding for done in results),
+        "auto_k_worst_ratio": min(t["plain"] / t[name] for t in totals for name in t if name.startswith("automatic")),
+        "auto_k_of_best_fixed": min(best / t["automatic"] for best, t in zip(fixed, totals, strict=True)),
         "prediction_error": median(errors),
     }
 
 
-def in_batches(bench: Bench) -> dict[str, float]:
-    """Batch 32 plain against transformers, batch 8 speculative against plain here."""
+def in_batches(bench: Bench, prompts: list[list[int]]) -> dict[str, float]:
+    """Batch 32 plain against transformers, batch 8 speculative against plain here; the first repeat warms up."""
 
     def fill(size: int) -> list[list[int]]:
-        return sorted((bench.prompts[i % len(bench.prompts)] for i in range(size)), key=len)
+        return sorted((prompts[i % len(prompts)] for i in range(size)), key=len)
 
     found: dict[str, list[float]] = {"plain_b32": [], "batch8_ratio": []}
     for repeat in range(3):
@@ -128,6 +141,27 @@ def in_batches(bench: Bench) -> dict[str, float]:
             found["plain_b32"].append(wide)
             found["batch8_ratio"].append(eight)
     return {name: median(values) for name, values in found.items()}
+
+
+def bound(target: PreTrainedModel, costs: Costs) -> dict[str, float]:
+    """A plain step, and the least it could take: its weights, read once at the rate at which memory can be read."""
+    lookup, head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+    read = sum(weight.nbytes for weight in target.parameters()) - (0 if lookup is head else lookup.nbytes)
+    block, seconds = torch.ones(1 << 26), []  # 256 MiB: no processor's cache holds it
+    for _ in range(5):
+        started = time.perf_counter()
+        block.sum()
+        seconds.append(time.perf_counter() - started)
+    bandwidth = block.nbytes / min(seconds)
+    return {"plain_step_ms": 1e3 * costs.plain_seconds, "floor_ms": 1e3 * read / bandwidth, "bandwidth_gb_s": bandwidth / 1e9}
+
+
+def never_right(draft: Draft) -> Draft:
+    """A draft of the same shape and cost with a head of noise."""
+    model = copy.deepcopy(draft.model)
+    with torch.no_grad():
+        torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.02)
+    return Draft(model, draft.vocabulary)
 
 
 def read_prompts(path: Path | None, count: int) -> list[str]:
@@ -143,25 +177,33 @@ def read_prompts(path: Path | None, count: int) -> list[str]:
 def main() -> None:
     parser = subject.parser(__doc__)
     parser.add_argument("--draft", type=Path)
-    parser.add_argument("--prompts", type=Path)
-    parser.add_argument("--count", type=int, default=8)
+    parser.add_argument("--prompts", type=Path, action="append", default=[])
+    parser.add_argument("--count", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--drafted", type=int, default=2)
+    parser.add_argument("--drafted", type=int, default=2, choices=range(1, LONGEST + 1))
     options = parser.parse_args()
     files, dtype = subject.chosen(options)
     tokenizer = files.tokenizer()
-    texts = read_prompts(options.prompts, options.count)
-    prompts = [prompt_ids(tokenizer, text, None)[-256:] for text in texts]
+    sets = {
+        "standard library" if path is None else path.stem: [
+            prompt_ids(tokenizer, text, None)[-256:] for text in read_prompts(path, options.count)
+        ]
+        for path in (None, *options.prompts)
+    }
+    prompts = [prompt for rows in sets.values() for prompt in rows]
+    target = files.load(dtype)
     if options.draft is None:
-        whole = stand_in(files.load(torch.float32), prompts[: max(2, len(prompts) // 2)])
+        whole = stand_in.fitted(files.load(torch.float32), prompts[: max(2, len(prompts) // 2)])
     else:
         whole = drafts.load(options.draft, torch.float32)
-    assistant = expand(whole, prompts).model.to(dtype)
-    draft = Draft(whole.model.to(dtype), whole.vocabulary)
-    bench = Bench(files.load(dtype), draft, assistant, prompts, options.tokens, options.drafted)
-    *_, costs = measure(bench.target, bench.draft, prompts[:4], GREEDY, longest=4)
-    figures = one_at_a_time(bench, costs) | in_batches(bench)
-    table = Table("", "", title=f"{len(prompts) - 1} prompts, {options.tokens} new tokens, K = {options.drafted}, {dtype}")
+    assistant = expand(whole, prompts, target.config.vocab_size).model.to(dtype)
+    draft, useless = (Draft(pack(copy.deepcopy(one.model).to(dtype)), one.vocabulary) for one in (whole, never_right(whole)))
+    bench = Bench(target, pack(files.load(dtype)), draft, useless, assistant, options.tokens, options.drafted)
+    *_, costs = measure(bench.packed, bench.draft, prompts[:4], GREEDY, longest=LONGEST)
+    races = {name: race(bench, costs, rows) for name, rows in sets.items()}
+    figures = one_at_a_time(bench, costs, races) | in_batches(bench, prompts) | bound(target, costs)
+    measured = sum(map(len, races.values()))
+    table = Table("", "", title=f"{measured} prompts, {options.tokens} new tokens, K = {options.drafted}, {dtype}")
     for name, value in figures.items():
         table.add_row(name, f"{value:.3f}")
     Console().print(table)

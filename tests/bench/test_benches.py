@@ -11,8 +11,9 @@ from tests.bench import decoding, generation
 KEYS = {
     generation: {"batch_generation_ratio", "environment"},
     decoding: {
-        "plain_b1_eager", "plain_b1_compiled", "plain_b32", "assisted_b1_greedy", "assisted_b1_sampled", "batch8_ratio",
-        "bookkeeping_share", "auto_k_worst_ratio", "auto_k_of_best_fixed", "prediction_error", "environment",
+        "plain_b1_eager", "plain_b1_packed", "plain_b1_compiled", "plain_b32", "assisted_b1_greedy", "assisted_b1_sampled",
+        "batch8_ratio", "bookkeeping_share", "auto_k_worst_ratio", "auto_k_of_best_fixed", "prediction_error",
+        "environment",
     },
 }  # fmt: skip
 OPTIONS = {generation: ["--batch", "4", "--tokens", "4", "--repeats", "1"], decoding: ["--count", "3", "--tokens", "6"]}

@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipeline import tiny
+from data.responses import Request, Response
+from pipeline import draft as drafts
+from pipeline import speculate, tiny
 from pipeline.config import Draft as DraftConfig
 from pipeline.draft import build
 from pipeline.expand import expand
@@ -109,3 +111,10 @@ def trained_rows(draft: Draft, kept: torch.Tensor) -> Draft:
     head.weight.data = draft.model.get_output_embeddings().weight.data[: len(kept)].clone()
     model.set_output_embeddings(head)
     return Draft(model, kept)
+
+
+def test_the_assistant_of_a_race_has_the_target_s_rows(draft, tmp_path):
+    drafts.save(draft, tmp_path)
+    response = Response(Request(0, "validation", "id", "kind", 1.0, (5, 6, 7)), (8, 9), True)
+    model = speculate._assistant(tmp_path, [response], 300)
+    assert model.config.vocab_size == model.get_output_embeddings().weight.shape[0] == 300

@@ -11,8 +11,10 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from speculative import Controls, Draft, PromptLookup, Sampling, generate
-from speculative.controls import History
+from speculative import Controls, Draft, PromptLookup, Sampling, Tree, generate
+from speculative.controls import History, along_paths
+from speculative.tree_verification import Branches
+from speculative.verification import Guess
 from tests.speculative.tiny import perturbed, tiny, trimmed
 
 PROMPTS = [[5, 9, 3, 7], [1, 2, 3, 4, 5, 6, 7, 8], [30], [11, 12, 13, 11, 12]]
@@ -197,3 +199,23 @@ def test_a_draft_whose_tokens_are_all_barred_is_corrected(target, drafts):
     done = generate(target, drafts["trimmed"], PROMPTS, num_draft_tokens=3, **options)
     assert done.tokens == generate(target, None, PROMPTS, **options).tokens
     assert not {token for row in done.tokens for token in row} & set(KEPT.tolist())
+
+
+@pytest.mark.parametrize("guess", ["chain", "tree"])
+def test_logits_of_a_block_equal_those_of_single_steps_at_every_place(guess):
+    """Each place of a block, controlled within it, against the same place as the end of a text of its own."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, (3, 12), generator=generator)
+    lengths, prompts = torch.tensor([4, 6, 5]), [2, 3, 5]
+    drafted = torch.randint(5, (3, 3), generator=generator)
+    block = Guess(drafted, None) if guess == "chain" else Branches(Tree((0, 0, 2)), drafted)
+    paths = [[], [0], [0, 1], [0, 1, 2]] if guess == "chain" else [[], [0], [1], [1, 2]]
+    logits = torch.randn(3, 4, 5, generator=generator)
+    controls = Controls(1.3, 0.5, 0.4, 2, {1: 1.0}, (NoRepeatNGramLogitsProcessor(2),))
+    found = along_paths(history(controls, prompts, [0]).apply, logits, tokens.clone(), lengths, drafted, block.paths)
+    for row in range(3):
+        for place, path in enumerate(paths):
+            text = torch.cat([tokens[row, : lengths[row]], drafted[row, path]])[None]
+            alone = history(controls, prompts[row : row + 1], [0])
+            want = alone.apply(logits[row : row + 1, place], text, torch.tensor([text.shape[1]]))
+            assert torch.equal(found[row, place], want[0]), (row, place)

@@ -4,9 +4,13 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from speculative import Costs, Draft, Sampling, generate
-from speculative.length import FIRST_TRIAL, LAST_TRIAL, AutoLength
+from speculative import length as length_module
+from speculative.drafters import ModelDrafter
+from speculative.length import FIRST_TRIAL, LAST_TRIAL, MAY_LOSE, SHARE, AutoLength
 from tests.speculative.laws import chi_square, decode
 from tests.speculative.tiny import perturbed, tiny
 
@@ -104,3 +108,57 @@ def test_confidence_leaves_the_law_as_it_is(small):
     for verification in ("token", "block"):
         p_value, _ = chi_square(model, drafts["other"], Sampling(1.0), count=3, confidence=0.45, verification=verification)
         assert p_value > 1e-3
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.floats(0.01, 0.8),
+    st.floats(0.0, 0.5),
+    st.integers(1, 6),
+    st.lists(st.integers(0, 6), min_size=1, max_size=80),
+)
+def test_no_draft_puts_a_text_further_behind_than_is_allowed(draft, step, longest, luck):
+    """Whatever is accepted, and however misleading it was before: the bound holds after every round."""
+    verify = tuple(0.9 + step * n for n in range(longest + 1))
+    costs = Costs(0.01, draft, verify, (0.1,) * (longest + 1))
+    length, written, spent = AutoLength(costs, expected=0.9), 0, 0.0
+    for kept in [*[longest] * 5, *luck, *[0] * 40]:
+        count = length.choose()
+        accepted = min(kept, count)
+        length.observe(torch.tensor([count]), torch.tensor([accepted]))
+        written, spent = written + 1 + accepted, spent + (costs.round(count) if count else 1.0)
+        assert spent <= written + MAY_LOSE + SHARE * written + 1e-9
+
+
+def test_without_the_bound_a_useless_draft_would_cost_more(monkeypatch):
+    costs = Costs(0.01, 0.3, (0.9, 1.0, 1.1, 1.2, 1.3), (0.1,) * 5)
+
+    def loss():
+        chosen = play(AutoLength(costs, expected=0.95), 48, 0.0)
+        return sum(costs.round(count) - 1 for count in chosen if count)
+
+    assert loss() <= MAY_LOSE + 48 * SHARE
+    monkeypatch.setattr(length_module, "MAY_LOSE", 100.0)
+    assert loss() > MAY_LOSE + 48 * SHARE
+
+
+def test_what_was_learnt_in_one_call_counts_in_the_next():
+    """Told to expect nothing, it tries a draft after sixteen rounds; the next call drafts from its first round on."""
+    target = tiny(dtype=torch.float64)
+    learning = AutoLength(CHEAP, expected=0.0)
+    plain = decode(target, PROMPTS, max_new_tokens=40).tokens
+    proposed = []
+    for _ in range(2):
+        done = generate(target, Draft(target), PROMPTS, max_new_tokens=40, num_draft_tokens=learning)
+        assert done.tokens == plain
+        proposed.append(sum(part.proposed for part in done.acceptance))
+    assert proposed[1] > 1.5 * proposed[0] > 0
+
+
+def test_a_draft_that_is_never_asked_does_not_read_the_prompts(monkeypatch):
+    target = tiny(dtype=torch.float64)
+    dear = Costs(0.01, 3.0, (0.9, 1.9), (0.1, 0.1))
+    monkeypatch.setattr(ModelDrafter, "prefill", lambda *_: pytest.fail("it read"))
+    done = generate(target, Draft(target), PROMPTS, max_new_tokens=10, num_draft_tokens=dear)
+    assert done.draft_forwards == 0
+    assert done.tokens == decode(target, PROMPTS, max_new_tokens=10).tokens

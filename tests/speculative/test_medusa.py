@@ -12,7 +12,7 @@ from speculative.medusa import MedusaDrafter, load, save
 from speculative.metrics import total
 from speculative.rows import Rows
 from tests.speculative.laws import SMALL, chi_square, decode
-from tests.speculative.test_engine import BUDGETS, FAMILIES, PROMPTS, WARM, cut
+from tests.speculative.oracles import BUDGETS, FAMILIES, PROMPTS, WARM, cut
 from tests.speculative.tiny import DOUBLE, KEPT, tiny
 
 GREEDY = Sampling(0.0)

@@ -113,7 +113,14 @@ def test_decoding_ends_at_the_string_that_plain_text_has(target, count):
         if "�" in stop:
             continue
         done = generate(
-            target, draft, PROMPTS, max_new_tokens=16, num_draft_tokens=count, tokenizer=TOKENIZER, stop_strings=[stop]
+            target,
+            draft,
+            PROMPTS,
+            max_new_tokens=16,
+            num_draft_tokens=count,
+            tokenizer=TOKENIZER,
+            stop_strings=[stop],
+            log_probs=True,
         )
         for row in range(2):
             at = free.text[row].find(stop)
@@ -121,6 +128,7 @@ def test_decoding_ends_at_the_string_that_plain_text_has(target, count):
             assert done.text[row] == (free.text[row] if at < 0 else free.text[row][:at])
             assert done.tokens[row] == free.tokens[row][: len(done.tokens[row])]
             assert done.acceptance[row].emitted == len(done.tokens[row])
+            assert len(done.log_probs[row]) == len(done.tokens[row])
             if at >= 0:
                 assert stop in TOKENIZER.decode(done.tokens[row])
                 assert stop not in TOKENIZER.decode(done.tokens[row][:-1])

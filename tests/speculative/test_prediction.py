@@ -1,0 +1,49 @@
+"""The speedup that measured costs and a known acceptance predict is the one that is measured.
+
+Forwards of the tiny models are made to last some milliseconds, so that a busy machine does not decide, and drafts stay by a
+coin of known bias: what is tested is the way from the clock through ``calibration`` and ``cost`` to a ratio.
+"""
+
+import time
+
+import pytest
+import torch
+
+from speculative import Draft, Sampling, engine, generate
+from speculative.cache import CachedModel
+from speculative.calibration import measure
+from speculative.cost import expected_ratio
+from speculative.verification import Verdict
+from tests.speculative.tiny import tiny
+
+PROMPTS = [[5, 9, 3, 7], [1, 2, 3, 4, 5], [30, 8], [11, 12, 13]]
+TOKENS, LONGEST = 60, 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", [0.3, 0.6, 0.9])
+def test_measured_speed_is_as_predicted(monkeypatch, bias):
+    target, draft = tiny(), Draft(tiny(seed=1))
+    coin = torch.Generator().manual_seed(0)
+    feed = CachedModel.feed
+
+    def slow(cached, tokens, positions, keep):
+        logits = feed(cached, tokens, positions, keep)
+        time.sleep(0.004 if cached.model is draft.model else 0.02 + 0.001 * tokens.shape[1])
+        return logits
+
+    def tossed(choices, drafted, limits):
+        stays = torch.rand(drafted.shape, generator=coin) < bias
+        accepted = torch.minimum(stays.long().cumprod(-1).sum(-1), limits)
+        return Verdict(accepted, choices.gather(1, accepted[:, None]).squeeze(1))
+
+    monkeypatch.setattr(CachedModel, "feed", slow)
+    monkeypatch.setattr(engine, "verify_choices", tossed)
+    *_, costs = measure(target, draft, PROMPTS, Sampling(0.0), LONGEST, new_tokens=24)
+    for drafts in (1, LONGEST):
+        plain, fast = (
+            sum(generate(target, draft, [p], max_new_tokens=TOKENS, num_draft_tokens=k).seconds.decoding for p in PROMPTS)
+            for k in (0, drafts)
+        )
+        predicted = expected_ratio([bias] * TOKENS, costs, drafts)
+        assert plain / fast == pytest.approx(predicted, rel=0.1), drafts
