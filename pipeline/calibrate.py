@@ -16,9 +16,10 @@ from pipeline.config import Decoding, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
+from pipeline.proposer import cast
 from pipeline.tracking import Run
 from pipeline.undistilled import draft_identity, initial
-from speculative import Draft, Sampling
+from speculative import MedusaHeads, Sampling
 from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
 
@@ -42,7 +43,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     responses = list(read_shards(context.parent(Stage.generate).folder))
     target = context.target.load(context.dtype)
     undistilled, _ = initial(context)
-    draft = Draft(undistilled.model.to(context.dtype), undistilled.vocabulary)
+    draft = cast(undistilled, context.dtype)
+    longest = min(config.longest_draft, draft.count) if isinstance(draft, MedusaHeads) else config.longest_draft
     details: dict[str, Any] = {"machine": machine(), "precision": str(context.dtype), "by_temperature": {}}
     metrics: dict[str, float] = {}
     for temperature in config.temperatures:
@@ -53,15 +55,15 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         prompts = [text.request.prompt for text in texts]
         repeats = [prompts[i % len(prompts)] for i in range(REPEATS)]
         title = f"calibrate at temperature {temperature:g}"
-        steps = measure(target, draft, repeats, sampling, config.longest_draft)
+        steps = measure(target, draft, repeats, sampling, longest)
         costs = list(track(steps, description=f"{title:<28}", total=REPEATS - 1, transient=True))[-1]
         entry = {"costs": asdict(costs), "break_even_overlap": break_even_overlap(costs)}
         details["by_temperature"][f"{temperature:g}"] = entry
         end = suffix(temperature, config)
         metrics |= {
-            f"cost/draft_step{end}": costs.draft,
+            f"cost/draft_step{end}": costs.drafting(1),
             f"cost/plain_step_ms{end}": costs.plain_seconds * 1e3,
-            f"cost/verify_{config.longest_draft + 1}{end}": costs.verify[-1],
+            f"cost/verify_{longest + 1}{end}": costs.verify[-1],
             f"break_even_overlap{end}": entry["break_even_overlap"],
         }
     return metrics, details
@@ -78,5 +80,4 @@ def suffix(temperature: float, config: Decoding) -> str:
 
 def costs_of(details: dict[str, Any], temperature: float) -> Costs:
     """The costs that ``run`` stored for one temperature."""
-    stored = details["by_temperature"][f"{temperature:g}"]["costs"]
-    return Costs(stored["plain_seconds"], stored["draft"], tuple(stored["verify"]), tuple(stored["other"]))
+    return Costs.stored(details["by_temperature"][f"{temperature:g}"]["costs"])

@@ -15,6 +15,7 @@ import yaml
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.hardware import machine
+from pipeline.proposer import words
 from pipeline.serve import GGUF
 from pipeline.target import TargetFiles
 
@@ -44,7 +45,7 @@ def model_card(context: Context, excluded_mass: float) -> str:
 # Draft model for {_inline(name)}
 
 A small model that proposes tokens for {_inline(name)} in speculative decoding. Alone it writes poor text; with its target
-the output is the target's own. {shape["layers"]} layers, width {shape["width"]}, vocabulary {shape["vocabulary"]:,},
+the output is the target's own. {words(shape)},
 {shape["parameters"] / 1e6:.1f} M parameters as trained. Distilled and measured by Draftsmith. `serve.md` has the command for
 each engine.
 
