@@ -16,14 +16,14 @@ from pipeline.config import Decoding, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
-from pipeline.proposer import cast
+from pipeline.proposer import prepared
 from pipeline.tracking import Run
 from pipeline.undistilled import draft_identity, initial
-from speculative import MedusaHeads, Sampling
+from speculative import MedusaHeads, Sampling, pack
 from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
 
-FORMAT = 1
+FORMAT = 2
 REPEATS = 7
 
 
@@ -41,9 +41,9 @@ def identity(context: Context) -> dict[str, Any]:
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     config = context.config.decoding
     responses = list(read_shards(context.parent(Stage.generate).folder))
-    target = context.target.load(context.dtype)
+    target = pack(context.target.load(context.dtype))
     undistilled, _ = initial(context)
-    draft = cast(undistilled, context.dtype)
+    draft = prepared(undistilled, context.dtype)
     longest = min(config.longest_draft, draft.count) if isinstance(draft, MedusaHeads) else config.longest_draft
     details: dict[str, Any] = {"machine": machine(), "precision": str(context.dtype), "by_temperature": {}}
     metrics: dict[str, float] = {}

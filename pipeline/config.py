@@ -67,6 +67,7 @@ class Generate:
     max_new_tokens: int = 128
     max_prompt_tokens: int = 256
     batch_size: int = 128
+    keep_states: bool = True
 
 
 class Coding(Enum):

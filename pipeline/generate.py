@@ -4,6 +4,7 @@ Training prompts are answered once, evaluation prompts at every temperature. Eac
 done, so a killed run goes on with the next; random numbers are keyed by row, so the bytes are the same.
 """
 
+import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,13 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import speculative
 from data.responses import Request, Response, batches, read_shards, write_shard
 from data.splits import read_split
+from data.states import states_file, write_states
 from pipeline import trainer
 from pipeline.config import Generate, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.tracking import Run
 
-FORMAT = 1
+FORMAT = 2
 
 
 def identity(context: Context) -> dict[str, Any]:
@@ -44,9 +46,11 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     waiting = [(number, batch) for number, batch in work if not _shard(folder, number).is_file()]
     started = time.perf_counter()
     if waiting:
-        model = context.target.load(context.dtype)
+        model = speculative.pack(context.target.load(context.dtype))
         _check_context(model, requests, config)
-        module = _Generator(model, folder, config.max_new_tokens, eos_token_ids(model, tokenizer), context.config.seed)
+        if config.keep_states:
+            _check_disk(model, sum(len(batch) for _, batch in waiting) * config.max_new_tokens, folder)
+        module = _Generator(model, folder, config, eos_token_ids(model, tokenizer), context.config.seed)
         runner = trainer.make(context.config.trainer, folder)
         with trainer.interruptible(runner):
             runner.predict(module, DataLoader(waiting, batch_size=None, collate_fn=lambda item: item), return_predictions=False)
@@ -118,6 +122,15 @@ def _check_context(model: PreTrainedModel, requests: list[Request], config: Gene
         )
 
 
+def _check_disk(model: PreTrainedModel, tokens: int, folder: Path) -> None:
+    needed, free = tokens * model.config.hidden_size * model.dtype.itemsize, shutil.disk_usage(folder).free
+    if needed > free:
+        raise PipelineError(
+            f"generate.keep_states=true: the states of {tokens:,} tokens take up to {needed / 1e9:.2f} GB and "
+            f"{free / 1e9:.2f} GB are free; set generate.keep_states=false, or paths.work to a larger disk"
+        )
+
+
 def _shard(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.parquet"
 
@@ -125,9 +138,9 @@ def _shard(folder: Path, number: int) -> Path:
 class _Generator(L.LightningModule):
     """One batch of requests in, one shard out."""
 
-    def __init__(self, model: PreTrainedModel, folder: Path, limit: int, eos: list[int], seed: int) -> None:
+    def __init__(self, model: PreTrainedModel, folder: Path, config: Generate, eos: list[int], seed: int) -> None:
         super().__init__()
-        self.model, self.folder, self.limit, self.eos, self.seed = model, folder, limit, eos, seed
+        self.model, self.folder, self.config, self.eos, self.seed = model, folder, config, eos, seed
 
     def predict_step(self, item: tuple[int, list[Request]]) -> int:
         number, batch = item
@@ -135,14 +148,18 @@ class _Generator(L.LightningModule):
             self.model,
             None,
             [request.prompt for request in batch],
-            max_new_tokens=self.limit,
+            max_new_tokens=self.config.max_new_tokens,
             sampling=speculative.Sampling(batch[0].temperature),
             eos_token_ids=self.eos,
             seed=self.seed,
             row_keys=[request.key for request in batch],
+            states=self.config.keep_states,
         )
+        shard = _shard(self.folder, number)
+        if done.states is not None:  # first: a shard that is there is finished
+            write_states(states_file(shard), [request.key for request in batch], done.states)
         rows = zip(batch, done.tokens, done.stopped, strict=True)
-        write_shard(_shard(self.folder, number), (Response(r, tuple(t), stopped) for r, t, stopped in rows))
+        write_shard(shard, (Response(r, tuple(t), stopped) for r, t, stopped in rows))
         return number
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:

@@ -1,4 +1,4 @@
-"""Stage logits: one teacher pass over the responses, encoded, at the positions that predict response tokens only.
+"""Stage logits: the target's distributions over the responses, encoded, at the positions that predict response tokens only.
 
 Training text and validation text (at each temperature) lie in folders of their own; validation keeps more of each
 distribution, and nothing drawn, because overlap is estimated from it. Finished shards are checked before they are kept.
@@ -21,16 +21,19 @@ from data.hidden import HEAD, Hidden
 from data.logit_cache import write_head
 from data.responses import Response
 from data.shards import Seal, fault
+from data.states import States
 from pipeline import rehearsal, trainer
 from pipeline.choice import choose
 from pipeline.coding import SPARE_BYTES, Parts, estimate, parts, responses
-from pipeline.config import Codec, Coding, Config
+from pipeline.config import Codec, Coding, Config, Stage
 from pipeline.context import Context
+from pipeline.draft import head_is_last
 from pipeline.errors import PipelineError
 from pipeline.teacher import Teacher, Work, check_plain_head, head_of
 from pipeline.tracking import Run
+from speculative import pack
 
-FORMAT = 3
+FORMAT = 4
 CHOICE = "codec.json"  # what codec=auto settled on
 SAMPLE = 8  # held-out rows kept dense to measure fidelity
 
@@ -52,7 +55,7 @@ def identity(context: Context) -> dict[str, Any]:
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     remove_partial(folder)
-    model, rows = context.target.load(context.dtype), responses(context)
+    model, rows = pack(context.target.load(context.dtype)), responses(context)
     groups = parts(_settled(context, folder, rows, lambda: model), rows)
     estimated = estimate(groups, model, context.config.codec.batch_size)
     _check_disk(folder, estimated)
@@ -144,7 +147,14 @@ def _write(context: Context, folder: Path, model: PreTrainedModel, work: list[Wo
         runner = trainer.make(context.config.trainer, folder)
         loader = DataLoader(waiting, batch_size=None, collate_fn=lambda item: item)
         with trainer.interruptible(runner):
-            runner.predict(Teacher(model), loader, return_predictions=False)
+            runner.predict(Teacher(model, _states(context, model)), loader, return_predictions=False)
+
+
+def _states(context: Context, model: PreTrainedModel) -> States | None:
+    """The hidden states kept with the responses, where head and states are all that the target's logits are made of."""
+    if context.config.generate.keep_states and head_is_last(model, 1e-2):
+        return States(context.parent(Stage.generate).folder)
+    return None
 
 
 def _batches(rows: list[Response], count: int) -> list[list[Response]]:

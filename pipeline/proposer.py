@@ -12,7 +12,7 @@ from pipeline import draft as drafts
 from pipeline import heads as medusa_heads
 from pipeline.draft import Shape
 from pipeline.errors import PipelineError
-from speculative import Draft, MedusaHeads, medusa
+from speculative import Draft, MedusaHeads, medusa, pack
 
 Proposer = Draft | MedusaHeads
 
@@ -43,11 +43,10 @@ def load(folder: Path, dtype: torch.dtype, target: str) -> Proposer:
         raise PipelineError(f"draft.kind=medusa: {error}; distil heads for this target") from error
 
 
-def cast(proposer: Proposer, dtype: torch.dtype) -> Proposer:
-    """The same in another number format; the weights are converted in place."""
-    if isinstance(proposer, MedusaHeads):
-        return proposer.to(dtype)
-    return Draft(proposer.model.to(dtype), proposer.vocabulary)
+def prepared(proposer: Proposer, dtype: torch.dtype) -> Proposer:
+    """``proposer`` itself as it is to decode: in the format ``dtype``, its weights packed."""
+    pack((proposer if isinstance(proposer, MedusaHeads) else proposer.model).to(dtype))
+    return proposer
 
 
 def words(shape: dict[str, Any]) -> str:

@@ -23,13 +23,13 @@ from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.expand import expand
 from pipeline.hardware import machine
-from pipeline.proposer import Proposer
+from pipeline.proposer import Proposer, prepared
 from pipeline.tracking import Run
 from pipeline.undistilled import initial
-from speculative import MedusaHeads, Sampling
+from speculative import MedusaHeads, Sampling, pack
 from speculative.cost import Costs, best_length
 
-FORMAT = 2
+FORMAT = 3
 LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
 
 
@@ -42,9 +42,9 @@ def identity(context: Context) -> dict[str, Any]:
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     config = context.config.decoding
     responses = list(read_shards(context.parent(Stage.generate).folder))
-    target = context.target.load(context.dtype)
+    target = pack(context.target.load(context.dtype))
     trained = context.parent(Stage.distil).folder / "draft"
-    draft = proposer.load(trained, context.dtype, context.target.fingerprint)
+    draft = prepared(proposer.load(trained, context.dtype, context.target.fingerprint), context.dtype)
     details: dict[str, Any] = {"by_temperature": {}}
     metrics: dict[str, float] = {}
     plans = []
@@ -56,8 +56,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
 
     helpers = _helpers(context, trained, responses)
     details["lossless"] = lossless.prove(
-        context.target.load(torch.float32),
-        proposer.load(trained, torch.float32, context.target.fingerprint),
+        *_in_float32(context, target, draft),
         helpers,
         list({r.request.prompt_id: r.request.prompt for r in responses if r.request.split == "test"}.values()),
         config.lossless_tokens,
@@ -65,7 +64,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     )
     metrics |= {f"lossless/{name}": details["lossless"][name] for name in LOSSLESS_COUNTS}
 
-    low = [helper and helper.to(context.dtype) for helper in helpers]
+    low = [helper and pack(helper.to(context.dtype)) for helper in helpers]
     module = race.Race(target, draft, low, config.verification.name, context.config.seed)
     heats = [heat for planned in plans for heat in planned.heats]
     runner = trainer.make(context.config.trainer, folder)
@@ -84,7 +83,7 @@ def _plans(
 ) -> Iterator[tuple[plan.Plan, dict[str, Any], dict[str, float]]]:
     """By temperature: what to race, what is known before it, and the same as metrics."""
     config = context.config.decoding
-    before = proposer.cast(initial(context)[0], context.dtype)
+    before = prepared(initial(context)[0], context.dtype)
     for temperature in config.temperatures:
         sampling = sampling_of(config, temperature)
         texts = held_out.of_split(responses, "test", temperature)
@@ -122,6 +121,14 @@ def _recommend(draft: Proposer, target: PreTrainedModel, texts: list[Response], 
     """The K with the best predicted speed on validation text; the test prompts have no say in it."""
     [found] = _agreements(target, [draft], texts, sampling, f"K at {sampling.temperature:g}")
     return best_length(found.acceptance, costs, found.deeper)[0]
+
+
+def _in_float32(context: Context, target: PreTrainedModel, draft: Proposer) -> tuple[PreTrainedModel, Proposer]:
+    """The pair in float32: itself, where that is how it decodes."""
+    if context.dtype is torch.float32:
+        return target, draft
+    folder = context.parent(Stage.distil).folder / "draft"
+    return context.target.load(torch.float32), proposer.load(folder, torch.float32, context.target.fingerprint)
 
 
 def _helpers(context: Context, trained: Path, responses: list[Response]) -> list[PreTrainedModel | None]:

@@ -1,8 +1,10 @@
 """The teacher pass: one batch of responses in, one sealed shard of encoded distributions out.
 
-It runs under Lightning ``predict``. Which positions count and what a codec is given is decided here; how it is stored is not.
+Where the responses' hidden states were kept, only the head runs. Which positions count and what a codec is given is decided
+here; how it is stored is not.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from data.codec import Codec
 from data.hidden import Hidden, through_head
 from data.responses import Response
 from data.shards import Seal, write_shard
+from data.states import States
 from data.targets import Targets
 from pipeline.draft import head_is_last
 from pipeline.errors import PipelineError
@@ -35,15 +38,15 @@ class Work:
 
 
 class Teacher(L.LightningModule):
-    """Writes the shard of each item of work."""
+    """Writes the shard of each item of work, from the ``states`` kept when the responses were written, if they were."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, states: States | None = None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.states = model, states
 
     def predict_step(self, item: Work) -> int:
         codec = item.seal.codec
-        outputs = forward(self.model, item.batch, isinstance(codec, Hidden))
+        outputs = known(self.model, item.batch, self.states, isinstance(codec, Hidden))
         try:
             encoded = [codec.encode(row, response.request.key) for row, response in zip(outputs, item.batch, strict=True)]
         except ValueError as error:  # of codec hidden alone
@@ -55,6 +58,16 @@ class Teacher(L.LightningModule):
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
         return batch
+
+
+def known(model: PreTrainedModel, batch: list[Response], states: States | None, hidden: bool) -> Sequence[Tensor]:
+    """What ``forward`` gives, from the ``states`` that were kept when the responses were written; without them, ``forward``."""
+    if states is None:
+        return forward(model, batch, hidden)
+    kept = [states.of(response.request.key).to(model.device) for response in batch]
+    if hidden:
+        return kept
+    return model.get_output_embeddings()(torch.cat(kept)).split([len(part) for part in kept])
 
 
 def forward(model: PreTrainedModel, batch: list[Response], hidden: bool) -> list[Tensor]:

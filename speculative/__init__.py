@@ -11,6 +11,7 @@ from speculative.drafters import Draft
 from speculative.engine import Generation
 from speculative.lookup import PromptLookup
 from speculative.medusa import MedusaHeads
+from speculative.packing import pack
 from speculative.rows import Finish
 from speculative.sampling import Sampling
 from speculative.tree import Tree
@@ -30,6 +31,7 @@ __all__ = [
     "Sampling",
     "Tree",
     "generate",
+    "pack",
     "shared_draft",
     "stream",
 ]

@@ -86,6 +86,7 @@ def stream(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options
         tokenizer: gives ``text`` in the result.
         seed, row_keys: the random numbers of a row depend on these two alone; keys default to the row's place.
         log_probs: keep the target's log-probability of every new token.
+        states: keep the hidden state that the target's head read for every new token.
         attention_mask: (B, T) of ``prompts``, when they are a padded tensor.
     """
     decoding, transcript = _prepare(target, draft, prompts, **options)
@@ -115,6 +116,7 @@ def _prepare(
     seed: int = 0,
     row_keys: Sequence[int] | None = None,
     log_probs: bool = False,
+    states: bool = False,
     attention_mask: Tensor | None = None,
 ) -> tuple[Decoding, Transcript | None]:
     rows = _ids(prompts, tokenizer, attention_mask)
@@ -167,7 +169,7 @@ def _prepare(
             drafter = drafter if tree is None else TreeDrafter(model, tree)
         transcript = None if tokenizer is None else Transcript(tokenizer, len(rows), stops)
         length = AutoLength(num_draft_tokens) if auto else longest
-        options = Options(sampling, Rule(verification), length, longest, tree, eos, seed, transcript, log_probs)
+        options = Options(sampling, Rule(verification), length, longest, tree, eos, seed, transcript, log_probs, states)
         return Decoding(target, live, drafter if longest > 0 else None, history, options), transcript
 
 

@@ -35,6 +35,7 @@ class Generation:
 
     ``log_probs`` are the target's own, before temperature, filters and controls, if they were asked for. ``text`` is there
     when a tokenizer was given, and ends before the stop string. ``ranks`` counts the branches of a tree, over all rows.
+    ``states`` (new tokens, width), by row, are what the target's head read to choose each token, if they were asked for.
     """
 
     tokens: list[list[int]]
@@ -45,6 +46,7 @@ class Generation:
     log_probs: list[list[float]] | None = None
     text: list[str] | None = None
     ranks: Ranks | None = None
+    states: list[Tensor] | None = None
 
     @property
     def stopped(self) -> list[bool]:
@@ -65,6 +67,7 @@ class Options:
     seed: int
     stop: Stop | None
     log_probs: bool
+    states: bool
 
 
 class Decoding:
@@ -85,7 +88,7 @@ class Decoding:
         self.seconds = Phases()
         started = time.perf_counter()
         self.model = CachedModel(target, len(rows.index), rows.tokens.shape[1])
-        self.model.keeps_states = isinstance(drafter, MedusaDrafter)
+        self.model.keeps_states = options.states or isinstance(drafter, MedusaDrafter)
         self.model.prefill(rows.tokens, rows.lengths - 1)
         if drafter is not None:
             drafter.prefill(rows.tokens, rows.lengths - 1)
@@ -125,6 +128,8 @@ class Decoding:
         emitted = rows.commit(block, verdict, self.options.eos, self.options.stop)
         if self.options.log_probs:
             rows.note(before, emitted, logits)
+        if self.options.states:
+            rows.note_states(before, emitted, _along(verdict, self.model.states))
         alive = emitted > 0
         path = None if verdict.path is None else verdict.path[alive]
         self.log.add(rows.index[alive], limits[alive], verdict.accepted[alive], emitted[alive], path)
@@ -198,8 +203,7 @@ class Decoding:
         self.model.cache.keep_path(verdict.path, self.rows.lengths - 1)
         self.drafter.keep(verdict.path, self.rows.lengths, tree)
         nodes = torch.nn.functional.pad(verdict.path, (1, 0))
-        row = torch.arange(len(nodes), device=nodes.device)[:, None]
-        return logits[row, nodes] if self.options.log_probs else logits, block.gather(1, nodes)
+        return _along(verdict, logits) if self.options.log_probs else logits, block.gather(1, nodes)
 
     def _controlled(self, logits: Tensor, guess: Guess, history: History) -> Tensor:
         """The controls at every position of the block, each seeing the drafts before it."""
@@ -215,7 +219,16 @@ class Decoding:
         tokens, finish, log_probs = self.rows.texts()
         forwards = 0 if self.drafter is None else self.drafter.forwards
         kept = log_probs if self.options.log_probs else None
-        return Generation(tokens, finish, self.log.by_row(), self.seconds, forwards, kept, ranks=self.log.ranks())
+        states = self.rows.states() if self.options.states else None
+        return Generation(tokens, finish, self.log.by_row(), self.seconds, forwards, kept, None, self.log.ranks(), states)
+
+
+def _along(verdict: Verdict, values: Tensor) -> Tensor:
+    """Of ``values`` (B, nodes, …) those on the path that stays, (B, depth+1, …); a chain is its own path."""
+    if verdict.path is None:
+        return values
+    nodes = torch.nn.functional.pad(verdict.path, (1, 0))
+    return values[torch.arange(len(nodes), device=nodes.device)[:, None], nodes]
 
 
 def _last_kept(verdict: Verdict) -> Tensor:

@@ -41,6 +41,8 @@ class Rows:
             self._whole[place, : len(prompt)] = torch.as_tensor(prompt)
         self._whole = self._whole.to(device)
         self._log_probs = torch.zeros(len(prompts), capacity, device=device)
+        self._states: Tensor | None = None  # (rows, largest budget, width), once some are kept
+        self._budgets = list(budgets)
         self._starts = [len(prompt) for prompt in prompts]
         self._ends = list(self._starts)
         self._finish = [Finish.LENGTH] * len(prompts)
@@ -106,6 +108,23 @@ class Rows:
         kept = place < emitted[:, None]
         rows = self.index[:, None].expand_as(slots)
         self._log_probs[rows[kept], slots[kept]] = found[kept]
+
+    def note_states(self, before: Tensor, emitted: Tensor, states: Tensor) -> None:
+        """Keep the ``states`` (B, K+1, width) that led to the ``emitted`` (B,) tokens after ``before`` (B,)."""
+        if self._states is None:
+            self._states = states.new_zeros(self.count, max(self._budgets), states.shape[-1])
+        place = torch.arange(states.shape[1], device=states.device)
+        slots = (before - self.prompts)[:, None] + place
+        kept = place < emitted[:, None]
+        rows = self.index[:, None].expand_as(slots)
+        self._states[rows[kept], slots[kept]] = states[kept]
+
+    def states(self) -> list[Tensor]:
+        """What ``note_states`` kept, (new tokens, width) by row in the caller's order."""
+        counts = [end - start for start, end in zip(self._starts, self._ends, strict=True)]
+        if self._states is None:  # nothing was written
+            return [torch.zeros(0, 0) for _ in counts]
+        return [self._states[row, :count] for row, count in enumerate(counts)]
 
     def news(self, before: Tensor, emitted: Tensor) -> list[tuple[int, list[int], Finish | None]]:
         """(row, new ids, why it ended or None) of the rows that were alive."""

@@ -1,0 +1,61 @@
+"""A cache made from kept states equals one made by running the target again."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import speculative
+from data.responses import Request, Response
+from data.states import States, write_states
+from pipeline import generate
+from pipeline.errors import PipelineError
+from pipeline.logits import _states
+from pipeline.teacher import forward, known
+from tests.pipeline.conftest import only
+from tests.speculative.tiny import tiny
+
+
+@pytest.fixture
+def answered(tmp_path):
+    model = tiny()
+    prompts = [(1, 5, 9), (3, 2, 7, 7, 4), (6,)]
+    done = speculative.generate(model, None, prompts, max_new_tokens=[7, 1, 12], states=True)
+    write_states(tmp_path / "states-00000.safetensors", [4, 2, 9], done.states)
+    requests = [Request(key, "train", "", "", 0.0, prompt) for key, prompt in zip([4, 2, 9], prompts, strict=True)]
+    batch = [Response(request, tuple(tokens), False) for request, tokens in zip(requests, done.tokens, strict=True)]
+    return model, batch, States(tmp_path)
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_kept_states_give_what_a_forward_gives(answered, hidden):
+    model, batch, states = answered
+    with torch.inference_mode():
+        found, wanted = known(model, batch[::-1], states, hidden), forward(model, batch[::-1], hidden)
+        for ours, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        again = known(model, batch, None, hidden)
+        assert all(torch.equal(a, b) for a, b in zip(again, forward(model, batch, hidden), strict=True))
+
+
+def test_the_run_keeps_states_and_uses_them(smoke):
+    folder = only(smoke.work / "artifacts" / "generate")
+    states = States(folder)
+    responses = list(generate.read_shards(folder))
+    assert all(len(states.of(r.request.key)) == len(r.tokens) for r in responses)
+
+
+@pytest.mark.parametrize(("keep", "scale", "kept"), [(True, 1.0, True), (False, 1.0, False), (True, 3.0, False)])
+def test_states_are_used_only_where_the_head_makes_the_logits(smoke, keep, scale, kept):
+    model = tiny("granite", logits_scaling=scale) if scale != 1.0 else tiny()
+    folder = only(smoke.work / "artifacts" / "generate")
+    context = SimpleNamespace(
+        config=SimpleNamespace(generate=SimpleNamespace(keep_states=keep)), parent=lambda stage: SimpleNamespace(folder=folder)
+    )
+    assert (_states(context, model) is not None) is kept
+
+
+def test_a_disk_too_small_for_the_states_is_refused(tmp_path):
+    with pytest.raises(PipelineError, match=r"generate.keep_states=true.*set generate.keep_states=false"):
+        generate._check_disk(tiny(), 10**15, tmp_path)
+    generate._check_disk(tiny(), 10, tmp_path)
