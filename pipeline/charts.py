@@ -190,7 +190,11 @@ def pareto(drafts: Sequence[Shown]) -> Figure:
     figure, panels = _panels(drafts, 3.8)
     for temperature, [axis] in panels:
         points = sorted(
-            (Costs.stored(draft.at(temperature)["costs"]).drafting(1), -draft.at(temperature)["alignment"]["acceptance"], draft.number)
+            (
+                Costs.stored(draft.at(temperature)["costs"]).drafting(1),
+                -draft.at(temperature)["alignment"]["acceptance"],
+                draft.number,
+            )
             for draft in _at(drafts, temperature)
         )
         best, front = 1.0, []

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from data import hidden_rows
 from data.batching import LengthGroupedBatches, collate
-from data.logit_cache import LogitCache
 from data.hidden_rows import HiddenRows
+from data.logit_cache import LogitCache
 from pipeline import existing, outlook, proposer, selection, trainer
 from pipeline.coding import validation_name
 from pipeline.config import Drafting, Stage

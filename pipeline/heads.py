@@ -12,8 +12,8 @@ from rich.progress import track
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from data.responses import Response
 from data.hidden_rows import HiddenBatch
+from data.responses import Response
 from pipeline.draft import Shape
 from pipeline.errors import PipelineError
 from pipeline.held_out import HeldOut, overlap
@@ -99,9 +99,7 @@ def measure(
     return [_held_out(found, counts) for found in parts]
 
 
-def _compared(
-    logits: Tensor, guess: Tensor, sampling: Sampling, vocabulary: Tensor | None
-) -> tuple[Tensor, Agreement]:
+def _compared(logits: Tensor, guess: Tensor, sampling: Sampling, vocabulary: Tensor | None) -> tuple[Tensor, Agreement]:
     """Acceptance probability (n,) under the distributions that decoding draws from, and agreement as ``held_out`` has it."""
     scale = 1.0 if sampling.greedy else sampling.temperature
     accepted = overlap(probabilities(logits, sampling), probabilities(guess, sampling), vocabulary)
