@@ -47,7 +47,8 @@ def model_card(context: Context, excluded_mass: float) -> str:
 # {"Medusa heads" if heads else "Draft model"} for {_inline(name)}
 
 {HEADS if heads else MODEL} proposes tokens for {_inline(name)} in speculative decoding. Alone it writes poor text; with its
-target the output is the target's own. {words(shape)}, {shape["parameters"] / 1e6:.1f} M parameters as trained. Distilled and measured by Draftsmith. `serve.md` has the command for
+target the output is the target's own. {words(shape)}, {shape["parameters"] / 1e6:.1f} M parameters as trained.
+Distilled and measured by Draftsmith. `serve.md` has the command for
 each engine.
 
 {_license_text(license_id)}

@@ -60,7 +60,7 @@ def write(context: Context, heads: MedusaHeads, evidence: dict[str, Any], length
 
 
 def prove(context: Context, heads: MedusaHeads, folder: Path, prompts: Sequence[Sequence[int]]) -> dict[str, bool]:
-    """Compare the files in ``folder`` with the trained ``heads``, and greedy answers to a few ``prompts`` with and without them.
+    """Compare the files in ``folder`` with the trained ``heads``, and answers to a few ``prompts`` with and without them.
 
     Raises:
         PipelineError: they differ.

@@ -1,7 +1,8 @@
 """Proof on real text: greedy speculative output equals greedy plain output, token for token, in float32.
 
 transformers' own ``generate``, alone and assisted by the same draft if it is a model, is the oracle for the first prompts:
-it shares no code with the engine here. Float32, because in low precision two equal logits may change places with the batch's shape.
+it shares no code with the engine here. Float32, because in low precision two equal logits may change places with the
+batch's shape.
 """
 
 from collections.abc import Sequence

@@ -28,7 +28,7 @@ class Tally:
     _rows: list[int] = field(default_factory=list)
 
     def add(self, log_q: Tensor, target: Support, rows: list[int], first: int = 0) -> None:
-        """Count N positions, ``rows[i]`` of them in response i, in row-major order; each response's begin at token ``first``."""
+        """Count N positions, ``rows[i]`` of them in response i, in row-major order, from its token ``first`` on."""
         place = torch.cat([torch.arange(first, first + count, device=log_q.device) for count in rows]).to(log_q.dtype)
         values = (overlap_at_least(log_q, target), top1(log_q, target), forward_kl(log_q, target), place, entropy(target))
         self._parts.append(torch.stack([value.to(log_q.dtype) for value in values], 1).double().cpu())
