@@ -4,6 +4,7 @@ Costs depend on the draft's shape and not on its weights, so the undistilled dra
 share one calibration.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from speculative import MedusaHeads, Sampling, pack
 from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
 
-FORMAT = 2
+FORMAT = 3
 REPEATS = 7
 
 
@@ -47,16 +48,15 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     longest = min(config.longest_draft, draft.count) if isinstance(draft, MedusaHeads) else config.longest_draft
     details: dict[str, Any] = {"machine": machine(), "precision": str(context.dtype), "by_temperature": {}}
     metrics: dict[str, float] = {}
+    steps = {}
     for temperature in config.temperatures:
-        sampling = sampling_of(config, temperature)
         texts = held_out.of_split(responses, "validation", temperature)
         if len(texts) < 2:
             raise PipelineError(f"corpus.validation={context.config.corpus.validation}: calibration needs two or more answers")
         prompts = [text.request.prompt for text in texts]
         repeats = [prompts[i % len(prompts)] for i in range(REPEATS)]
-        title = f"calibrate at temperature {temperature:g}"
-        steps = measure(target, draft, repeats, sampling, longest)
-        costs = list(track(steps, description=f"{title:<28}", total=REPEATS - 1, transient=True))[-1]
+        steps[temperature] = measure(target, draft, repeats, sampling_of(config, temperature), longest)
+    for temperature, costs in _in_turns(steps).items():
         entry = {"costs": asdict(costs), "break_even_overlap": break_even_overlap(costs)}
         details["by_temperature"][f"{temperature:g}"] = entry
         end = suffix(temperature, config)
@@ -67,6 +67,14 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
             f"break_even_overlap{end}": entry["break_even_overlap"],
         }
     return metrics, details
+
+
+def _in_turns(steps: dict[float, Iterator[Costs]]) -> dict[float, Costs]:
+    """The last costs of each temperature, measured in turns: what else the machine does then meets all of them alike."""
+    costs: dict[float, Costs] = {}
+    for _ in track(range(REPEATS - 1), description=f"{'calibrate':<28}", transient=True):
+        costs = {temperature: next(following) for temperature, following in steps.items()}
+    return costs
 
 
 def sampling_of(config: Decoding, temperature: float) -> Sampling:
