@@ -42,9 +42,9 @@ def check(config: Config) -> None:
     _codec(config.codec, config.objective)
     _objective(config.objective)
     _logits(config.logits, config.stages)
-    _draft(config.draft)
     if config.draft.kind is Drafting.medusa:
         _medusa(config)
+    _draft(config.draft)
     _optimizer(config.optimizer)
     require(config.trainer.patience >= 0, "trainer.patience", config.trainer.patience, "0 never stops early")
     _decoding(config.decoding, config.generate)
