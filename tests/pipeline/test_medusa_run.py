@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from pipeline.head_module import HeadDistillation
 from speculative import medusa
-from tests.pipeline.conftest import SMOKE, STAGES, copy_work, digest, only
+from tests.pipeline.conftest import SMOKE, STAGES, copy_work, digest
 
 MEDUSA = (SMOKE, "draft=medusa", "codec=hidden", "decoding.prompts=1", "decoding.baselines=false")
 
