@@ -1,4 +1,4 @@
-"""The smoke experiment with Medusa heads: all stages, a lossless output, an export that names its target, the same bytes again."""
+"""The smoke experiment with Medusa heads: all stages, the same bytes after a failure, an export that names its target."""
 
 import json
 
