@@ -1,6 +1,7 @@
 """Medusa heads in training: the target k tokens further on is what head k is held to, and what validation promises is exact."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -11,7 +12,7 @@ import speculative
 from data.hidden_rows import HiddenRow, collate
 from data.responses import Request, Response
 from pipeline import heads as medusa_heads
-from pipeline import proposer
+from pipeline import heads_export, proposer
 from pipeline.check import check
 from pipeline.config import Objective, Optimizer
 from pipeline.errors import PipelineError
@@ -19,7 +20,7 @@ from pipeline.head_module import DECAY, HeadDistillation
 from pipeline.losses import top1
 from pipeline.objective import values
 from pipeline.validation import HeadTally, Tally
-from speculative import Sampling
+from speculative import Sampling, medusa
 from speculative.cost import Costs, rounds_needed
 from speculative.metrics import total
 from tests.pipeline.test_config import composed
@@ -216,3 +217,24 @@ def test_what_heads_cannot_do_is_refused_early(overrides, message):
     codec = [] if overrides[0].startswith("codec") else ["codec=hidden"]
     with pytest.raises(PipelineError, match=message):
         check(composed("draft=medusa", *codec, *overrides))
+
+
+@pytest.mark.parametrize("fault", [None, "weights", "output"])
+def test_written_heads_are_read_back_and_decoded_with(target, tmp_path, monkeypatch, fault):
+    made = medusa_heads.build(target, 2, VOCABULARY)
+    medusa.save(made, tmp_path, "one")
+    files = SimpleNamespace(fingerprint="one", load=lambda dtype: target.to(dtype))
+    context = SimpleNamespace(target=files)
+    if fault == "weights":
+        made.matrix.weight.data[0, 0] += 1.0
+    if fault == "output":  # an engine that takes the heads' word for it
+        real = speculative.generate
+        lying = SimpleNamespace(tokens=[[0] * heads_export.NEW_TOKENS] * 3)
+        monkeypatch.setattr(speculative, "generate", lambda t, d, *a, **o: real(t, d, *a, **o) if d is None else lying)
+    if fault is None:
+        found = heads_export.prove(context, made, tmp_path, PROMPTS)
+        assert found == {"same_weights": True, "same_output": True}
+    else:
+        said = {"weights": "do not hold the trained heads", "output": "change the target's greedy output"}[fault]
+        with pytest.raises(PipelineError, match=said):
+            heads_export.prove(context, made, tmp_path, PROMPTS)
