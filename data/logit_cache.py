@@ -89,6 +89,30 @@ class LogitCache:
         }
         return Row(shard.get_slice("tokens")[token : token + length].long(), start, self._decode(stored))
 
+    def states(self, index: int) -> tuple[Tensor, Tensor]:
+        """Ids (N,) of the response of a row, and the states (N, d), float32, that the target's head read for each.
+
+        Raises:
+            ValueError: the cache was written by another codec than hidden.
+        """
+        if not isinstance(self._codec, Hidden):
+            raise ValueError("this cache holds no hidden states; write it with codec=hidden")
+        number, token, target = self._places[index]
+        length, start = self.lengths[index], self.starts[index]
+        shard = self._mapped(number)
+        names = [name for name in shard.keys() if name in ("hidden", "scales")]  # noqa: SIM118
+        stored = {name: shard.get_slice(name)[target : target + length - start] for name in names}
+        return shard.get_slice("tokens")[token + start : token + length].long(), self._codec.decode_hidden(stored)
+
+    def head(self) -> tuple[Tensor, Tensor | None]:
+        """The target's head, (V, d) and bias (V,) or None, in float32; of a cache of codec hidden."""
+        if self._head is None:
+            head = open_shard(self._head_path, {"cache": self._cache})
+            check_sum(self._head_path, head)
+            bias = head.get_tensor("bias").float() if "bias" in head.keys() else None  # noqa: SIM118
+            self._head = head.get_tensor("weight").float(), bias
+        return self._head
+
     def _map(self, number: int) -> safe_open:
         if number in self._checked:
             return safe_open(self._paths[number], framework="pt")
@@ -100,9 +124,4 @@ class LogitCache:
     def _decode(self, stored: dict[str, Tensor]) -> Targets:
         if not isinstance(self._codec, Hidden):
             return self._codec.decode(stored, self._vocabulary)
-        if self._head is None:
-            head = open_shard(self._head_path, {"cache": self._cache})
-            check_sum(self._head_path, head)
-            bias = head.get_tensor("bias").float() if "bias" in head.keys() else None  # noqa: SIM118
-            self._head = head.get_tensor("weight").float(), bias
-        return through_head(self._codec.decode_hidden(stored), *self._head)
+        return through_head(self._codec.decode_hidden(stored), *self.head())

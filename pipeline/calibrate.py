@@ -17,9 +17,10 @@ from pipeline.config import Decoding, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
+from pipeline.proposer import prepared
 from pipeline.tracking import Run
 from pipeline.undistilled import draft_identity, initial
-from speculative import Draft, Sampling, pack
+from speculative import MedusaHeads, Sampling, pack
 from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
 
@@ -43,7 +44,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     responses = list(read_shards(context.parent(Stage.generate).folder))
     target = pack(context.target.load(context.dtype))
     undistilled, _ = initial(context)
-    draft = Draft(pack(undistilled.model.to(context.dtype)), undistilled.vocabulary)
+    draft = prepared(undistilled, context.dtype)
+    longest = min(config.longest_draft, draft.count) if isinstance(draft, MedusaHeads) else config.longest_draft
     details: dict[str, Any] = {"machine": machine(), "precision": str(context.dtype), "by_temperature": {}}
     metrics: dict[str, float] = {}
     steps = {}
@@ -53,15 +55,15 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
             raise PipelineError(f"corpus.validation={context.config.corpus.validation}: calibration needs two or more answers")
         prompts = [text.request.prompt for text in texts]
         repeats = [prompts[i % len(prompts)] for i in range(REPEATS)]
-        steps[temperature] = measure(target, draft, repeats, sampling_of(config, temperature), config.longest_draft)
+        steps[temperature] = measure(target, draft, repeats, sampling_of(config, temperature), longest)
     for temperature, costs in _in_turns(steps).items():
         entry = {"costs": asdict(costs), "break_even_overlap": break_even_overlap(costs)}
         details["by_temperature"][f"{temperature:g}"] = entry
         end = suffix(temperature, config)
         metrics |= {
-            f"cost/draft_step{end}": costs.draft,
+            f"cost/draft_step{end}": costs.drafting(1),
             f"cost/plain_step_ms{end}": costs.plain_seconds * 1e3,
-            f"cost/verify_{config.longest_draft + 1}{end}": costs.verify[-1],
+            f"cost/verify_{longest + 1}{end}": costs.verify[-1],
             f"break_even_overlap{end}": entry["break_even_overlap"],
         }
     return metrics, details
@@ -86,5 +88,4 @@ def suffix(temperature: float, config: Decoding) -> str:
 
 def costs_of(details: dict[str, Any], temperature: float) -> Costs:
     """The costs that ``run`` stored for one temperature."""
-    stored = details["by_temperature"][f"{temperature:g}"]["costs"]
-    return Costs(stored["plain_seconds"], stored["draft"], tuple(stored["verify"]), tuple(stored["other"]))
+    return Costs.stored(details["by_temperature"][f"{temperature:g}"]["costs"])

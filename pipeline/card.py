@@ -15,12 +15,14 @@ import yaml
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.hardware import machine
+from pipeline.proposer import words
 from pipeline.serve import GGUF
 from pipeline.target import TargetFiles
 
 PACKAGES = ("draftsmith", "torch", "transformers", "lightning", "datasets", "mlflow", "gguf")
 PRIVATE = ("paths.", "tracking.", "hydra.", "target.system_prompt")  # keys whose values are never written down
 PLAIN = re.compile(r"[\w.,+\-\[\] ]*")
+MODEL, HEADS = "A small model that", "A set of heads on the target's last hidden state, which"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -30,22 +32,23 @@ def model_card(context: Context, excluded_mass: float) -> str:
     license_id = license_of(context.target)
     entries = context.parent(Stage.speculate).details["by_temperature"]
     shape = context.parent(Stage.distil).details["shape"]
+    heads = bool(shape.get("heads"))
     facts = ", ".join(f"{key} {value}" for key, value in machine().items())
     front = {
-        "library_name": "transformers" if export.with_transformers else "gguf",
+        "library_name": "draftsmith" if heads else "transformers" if export.with_transformers else "gguf",
         "pipeline_tag": "text-generation",
         "base_model": base_model(context),
         "license": license_id or "unknown",
-        "tags": ["speculative-decoding", "draft-model"],
+        "tags": ["speculative-decoding", "medusa" if heads else "draft-model"],
     }
     return f"""---
 {yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---
 
-# Draft model for {_inline(name)}
+# {"Medusa heads" if heads else "Draft model"} for {_inline(name)}
 
-A small model that proposes tokens for {_inline(name)} in speculative decoding. Alone it writes poor text; with its target
-the output is the target's own. {shape["layers"]} layers, width {shape["width"]}, vocabulary {shape["vocabulary"]:,},
-{shape["parameters"] / 1e6:.1f} M parameters as trained. Distilled and measured by Draftsmith. `serve.md` has the command for
+{HEADS if heads else MODEL} proposes tokens for {_inline(name)} in speculative decoding. Alone it writes poor text; with its
+target the output is the target's own. {words(shape)}, {shape["parameters"] / 1e6:.1f} M parameters as trained.
+Distilled and measured by Draftsmith. `serve.md` has the command for
 each engine.
 
 {_license_text(license_id)}

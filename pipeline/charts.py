@@ -100,9 +100,7 @@ def _lines(axis: Axes, drafts: list[Shown], temperature: str, highest: float) ->
 
 
 def _cost(entry: dict[str, Any]) -> float:
-    stored = entry["costs"]
-    costs = Costs(stored["plain_seconds"], stored["draft"], tuple(stored["verify"]), tuple(stored["other"]))
-    return costs.round(entry["draft_tokens"])
+    return Costs.stored(entry["costs"]).round(entry["draft_tokens"])
 
 
 def positions(drafts: Sequence[Shown]) -> Figure:
@@ -192,7 +190,11 @@ def pareto(drafts: Sequence[Shown]) -> Figure:
     figure, panels = _panels(drafts, 3.8)
     for temperature, [axis] in panels:
         points = sorted(
-            (draft.at(temperature)["costs"]["draft"], -draft.at(temperature)["alignment"]["acceptance"], draft.number)
+            (
+                Costs.stored(draft.at(temperature)["costs"]).drafting(1),
+                -draft.at(temperature)["alignment"]["acceptance"],
+                draft.number,
+            )
             for draft in _at(drafts, temperature)
         )
         best, front = 1.0, []

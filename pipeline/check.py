@@ -14,6 +14,7 @@ from pipeline.config import (
     Corpus,
     Decoding,
     Draft,
+    Drafting,
     Export,
     Generate,
     Logits,
@@ -41,6 +42,8 @@ def check(config: Config) -> None:
     _codec(config.codec, config.objective)
     _objective(config.objective)
     _logits(config.logits, config.stages)
+    if config.draft.kind is Drafting.medusa:
+        _medusa(config)
     _draft(config.draft)
     _optimizer(config.optimizer)
     require(config.trainer.patience >= 0, "trainer.patience", config.trainer.patience, "0 never stops early")
@@ -114,12 +117,30 @@ def _logits(logits: Logits, stages: list[Stage]) -> None:
 
 
 def _draft(draft: Draft) -> None:
-    require(bool(draft.layers or draft.path), "draft.layers", draft.layers, "name layers of the target, or give draft.path")
+    named = bool(draft.layers or draft.path) or draft.kind is Drafting.medusa
+    require(named, "draft.layers", draft.layers, "name layers of the target, or give draft.path")
     require(draft.vocabulary_size >= 0, "draft.vocabulary_size", draft.vocabulary_size, "0 keeps the whole vocabulary")
     whole = draft.width is None or (draft.path is None and bool(draft.layers))
     require(whole, "draft.width", draft.width, "a narrower draft is a new one: leave out draft.path, and say how many layers")
     coverage = draft.coverage
     require(coverage is None or 0 < coverage <= 1, "draft.coverage", coverage, "give a share above 0 and up to 1, or null")
+
+
+def _medusa(config: Config) -> None:
+    """What heads on the target cannot do, or cannot do without."""
+    draft, codec, drafts = config.draft, config.codec.kind, config.decoding.draft_tokens
+    needs = "Medusa heads learn from the target's hidden states; give codec=hidden"
+    require(codec is Coding.hidden, "codec.kind", codec.name, needs)
+    require(draft.heads > 0, "draft.heads", draft.heads, "give a number above 0")
+    require(draft.path is None, "draft.path", draft.path, "Medusa heads begin at the target's own head; leave it out")
+    require(draft.width is None, "draft.width", draft.width, "Medusa heads are as wide as the target; leave it out")
+    reference = config.objective.reference
+    require(reference is None, "objective.reference", reference, "Medusa heads are trained on all positions; leave it out")
+    fits = drafts is None or drafts <= draft.heads
+    require(fits, "decoding.draft_tokens", drafts, f"draft.heads={draft.heads} heads draft no more tokens than that in a row")
+    engine, form = config.export.with_gguf and Stage.export in config.stages, config.export.format.name
+    fix = "llama.cpp has no Medusa heads; export.format=transformers writes safetensors, which Draftsmith's own engine reads"
+    require(not engine, "export.format", form, fix)
 
 
 def _optimizer(optimizer: Optimizer) -> None:

@@ -105,8 +105,17 @@ class Logits:
     repair: bool = False
 
 
+class Drafting(Enum):
+    """What drafts: a small model of its own, or Medusa heads that read the target's last hidden state."""
+
+    model = 1
+    medusa = 2
+
+
 @dataclass(frozen=True)
 class Draft:
+    kind: Drafting = Drafting.model
+    heads: int = 4
     path: str | None = None
     layers: list[int] = field(default_factory=lambda: [0, 1])
     width: int | None = None

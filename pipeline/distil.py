@@ -15,19 +15,22 @@ from rich.progress import track
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from data import hidden_rows
 from data.batching import LengthGroupedBatches, collate
+from data.hidden_rows import HiddenRows
 from data.logit_cache import LogitCache
-from pipeline import draft as drafts
-from pipeline import existing, outlook, selection, trainer
+from pipeline import existing, outlook, proposer, selection, trainer
 from pipeline.coding import validation_name
-from pipeline.config import Stage
+from pipeline.config import Drafting, Stage
 from pipeline.config import Trainer as TrainerConfig
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import dtype_of
 from pipeline.head_fit import fit_head
+from pipeline.head_module import HeadDistillation
 from pipeline.module import CHOICE, Distillation, freeze_embedding
 from pipeline.outlook import Outlook
+from pipeline.proposer import Proposer
 from pipeline.tracking import Run
 from pipeline.undistilled import cut_from, draft_identity
 from speculative import Draft
@@ -60,16 +63,11 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     outlook.show(expected)
     last = folder / "checkpoints" / "last.ckpt"
     start = torch.load(last, weights_only=True, map_location="cpu")["global_step"] if last.is_file() else 0
-    if start == 0 and context.config.draft.fit_head:
+    if isinstance(draft, Draft) and start == 0 and context.config.draft.fit_head:
         _fit_head(context, draft, target.to(context.dtype), train)
     del target
-    if not context.config.draft.train_embedding:
-        freeze_embedding(draft.model)
-    config, sizes = context.config, context.target.vocabulary_size
-    reference = None if config.objective.reference is None else selection.load(config.objective.reference, draft)
-    module = Distillation(
-        draft, sizes, config.objective, config.optimizer, config.trainer.max_steps, texts, expected.costs, reference
-    )
+    config = context.config
+    module = _module(context, draft, train, texts, expected)
     module.model.train()
     steps = start
     if start < config.trainer.max_steps:
@@ -80,28 +78,46 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         steps = runner.global_step
     best = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True, map_location="cpu")
     module.load_state_dict(best["state_dict"])
-    drafts.save(Draft(module.model.eval(), draft.vocabulary), folder / "draft")
+    module.model.eval()  # that of ``draft``
+    proposer.save(draft, folder / "draft", context.target.fingerprint)
     metrics, details = _record(context, expected, coverage, best)
     seen = steps * config.trainer.accumulate * config.trainer.batch_size / len(train)
     return metrics, details | {"train_rows": len(train), "train_positions": train.positions, "epochs": seen}
 
 
-def _data(context: Context) -> tuple[LogitCache, dict[str, float], list[DataLoader]]:
+def _module(
+    context: Context, draft: Proposer, train: LogitCache | HiddenRows, texts: dict[str, float], expected: Outlook
+) -> Distillation:
+    config = context.config
+    settings = (config.objective, config.optimizer, config.trainer.max_steps, texts, expected.costs)
+    size, reference = context.target.vocabulary_size, config.objective.reference
+    if isinstance(train, HiddenRows):
+        return HeadDistillation(draft, train.cache.head(), size, *settings)
+    if not config.draft.train_embedding:
+        freeze_embedding(draft.model)
+    return Distillation(draft, size, *settings, None if reference is None else selection.load(reference, draft))
+
+
+def _data(context: Context) -> tuple[LogitCache | HiddenRows, dict[str, float], list[DataLoader]]:
     """Training rows; validation text by name with its temperature, the first above 0 first; and loaders of it."""
-    cache = context.parent(Stage.logits).folder
-    train = LogitCache(cache / "train", cache.name)
-    if not len(train):
-        raise PipelineError(f"corpus.train={context.config.corpus.train}: no training prompt got an answer to learn from")
     temperatures = sorted(context.config.generate.temperatures, key=lambda t: (t == 0, t))
     texts = {validation_name(temperature): temperature for temperature in temperatures}
+    cache = context.parent(Stage.logits).folder
+    parts = {name: LogitCache(cache / name, cache.name) for name in ("train", *texts)}
+    train, collated = parts.pop("train"), collate
+    if context.config.draft.kind is Drafting.medusa:
+        train, collated = HiddenRows(train, shortest=2), hidden_rows.collate  # the first head looks one token ahead
+        parts = {name: HiddenRows(part) for name, part in parts.items()}
+    if not len(train):
+        raise PipelineError(f"corpus.train={context.config.corpus.train}: no training prompt got an answer to learn from")
     size = context.config.codec.batch_size
-    return train, texts, [DataLoader(LogitCache(cache / t, cache.name), batch_size=size, collate_fn=collate) for t in texts]
+    return train, texts, [DataLoader(part, batch_size=size, collate_fn=collated) for part in parts.values()]
 
 
-def _loader(train: LogitCache, config: TrainerConfig, batches: int, seed: int, start: int = 0) -> DataLoader:
+def _loader(train: LogitCache | HiddenRows, config: TrainerConfig, batches: int, seed: int, start: int = 0) -> DataLoader:
     """``batches`` batches of training rows less those of the first ``start`` steps."""
     order = LengthGroupedBatches(train.lengths, config.batch_size, batches, seed, start * config.accumulate)
-    return DataLoader(train, batch_sampler=order, collate_fn=collate)
+    return DataLoader(train, batch_sampler=order, collate_fn=hidden_rows.collate if isinstance(train, HiddenRows) else collate)
 
 
 def _fit_head(context: Context, draft: Draft, target: PreTrainedModel, train: LogitCache) -> None:
@@ -148,7 +164,7 @@ def _record(
         "draft/vocabulary_coverage": coverage,
         "draft/validation_overlap": next(value for name, value in found.items() if name.endswith("/overlap")),
         "draft/ratio_estimated": found[CHOICE],
-        "draft/step_estimated": expected.costs.draft,
+        "draft/step_estimated": expected.costs.drafting(1),
     }
     details = {
         "shape": asdict(expected.draft),

@@ -23,13 +23,17 @@ from speculative import Draft
 
 @dataclass(frozen=True)
 class Shape:
-    """The figures of a draft that people compare. ``read_per_step``: parameters that one draft step reads."""
+    """The figures of a draft that people compare. ``read_per_step``: parameters that one draft step reads.
+
+    ``heads`` of Medusa heads, which have no layers and read all their parameters once a round; 0 of a model.
+    """
 
     layers: int
     width: int
     vocabulary: int
     parameters: int
     read_per_step: int
+    heads: int = 0
 
 
 def choose_vocabulary(responses: Iterable[Iterable[int]], size: int, always: Iterable[int]) -> tuple[Tensor, float]:

@@ -8,6 +8,7 @@ import copy
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,14 @@ from transformers import AutoConfig, GenerationConfig
 
 from data.artifact import MANIFEST, folder_hash, publish_folder, write_json
 from data.responses import Response, read_shards
-from pipeline import card, gate, gguf_model, gguf_vocabulary, parity, serve
-from pipeline import draft as drafts
+from pipeline import card, gate, gguf_model, gguf_vocabulary, heads_export, parity, proposer, serve
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.expand import Expansion, expand
 from pipeline.gguf_vocabulary import Vocabulary
 from pipeline.tracking import Run
-from speculative import Draft
+from speculative import Draft, MedusaHeads
 
 FORMAT = 2
 PROVENANCE = "provenance.json"
@@ -66,28 +66,59 @@ def look_ahead(context: Context, folder: Path) -> None:
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     distilled = context.parent(Stage.distil).folder / "draft"
     gate.refuse_altered(context.parent(Stage.speculate).draft, folder_hash(distilled))
-    trained = drafts.load(distilled, torch.float32)
+    trained = proposer.load(distilled, torch.float32, context.target.fingerprint)
+    responses = [r for r in read_shards(context.parent(Stage.generate).folder) if r.tokens]
+    if isinstance(trained, MedusaHeads):
+        return _heads(context, folder, child, trained, responses)
     rows = context.target.vocabulary_size
     _refuse_foreign(trained, rows)
-    responses = [r for r in read_shards(context.parent(Stage.generate).folder) if r.tokens]
     expansion = expand(trained, ([*r.request.prompt, *r.tokens] for r in responses if r.request.split == "validation"), rows)
-    evidence = _pass_gate(context, folder, expansion)
-    place = _destination(context, folder)
-    _check_place(context, place)
+    evidence = _pass_gate(context, folder, _memory(context, expansion))
     likeness: dict[str, parity.Likeness] = {}
 
     def fill(temporary: Path) -> None:
         _write(context, expansion, evidence, child.run_id, temporary)
         likeness.update(_prove(context, trained, temporary, [r for r in responses if r.request.split == "test"]))
 
+    place = _publish(context, folder, fill)
+    return _result(place, evidence, {form: asdict(found) for form, found in likeness.items()})
+
+
+def _heads(
+    context: Context, folder: Path, child: Run, heads: MedusaHeads, responses: list[Response]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """The same for Medusa heads, which add their weights alone."""
+    memory = sum(p.numel() for p in heads.parameters()) * context.dtype.itemsize / gate.MIB
+    evidence = _pass_gate(context, folder, memory)
+    entries = context.parent(Stage.speculate).details["by_temperature"].values()
+    prompts = [r.request.prompt for r in responses if r.request.split == "test"]
+    likeness: dict[str, Any] = {}
+
+    def fill(temporary: Path) -> None:
+        heads_export.write(context, heads, evidence, next(iter(entries))["draft_tokens"], child.run_id, temporary)
+        likeness["heads"] = heads_export.prove(context, heads, temporary, prompts)
+
+    return _result(_publish(context, folder, fill), evidence, likeness)
+
+
+def _publish(context: Context, folder: Path, fill: Callable[[Path], None]) -> Path:
+    """Let the destination appear as ``fill`` made it."""
+    place = _destination(context, folder)
+    _check_place(context, place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         publish_folder(place, fill, replace=place.exists())
     except (OSError, SafetensorError) as error:
         raise _unwritable(context, error) from error
-    details = {form: asdict(found) for form, found in likeness.items()}
-    metrics = {f"export/{form}/{name}": float(value) for form, found in details.items() for name, value in found.items()}
-    return metrics, {"folder": os.path.relpath(place), "gate": evidence["gate"], "passed": evidence["passed"], **details}
+    return place
+
+
+def _result(
+    place: Path, evidence: dict[str, Any], likeness: dict[str, dict[str, Any]]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Metrics and details: where the export is, what the gate said, and how each form compares with what was trained."""
+    metrics = {f"export/{form}/{name}": float(value) for form, found in likeness.items() for name, value in found.items()}
+    return metrics, {"folder": os.path.relpath(place), "gate": evidence["gate"], "passed": evidence["passed"], **likeness}
 
 
 def _destination(context: Context, folder: Path) -> Path:
@@ -127,12 +158,16 @@ def _refuse_foreign(draft: Draft, rows: int) -> None:
         )
 
 
-def _pass_gate(context: Context, folder: Path, expansion: Expansion) -> dict[str, Any]:
+def _memory(context: Context, expansion: Expansion) -> float:
+    """MiB that a draft model adds."""
+    model, generate = expansion.model, context.config.generate
+    positions = generate.max_prompt_tokens + generate.max_new_tokens
+    return gate.extra_memory(model.config, sum(p.numel() for p in model.parameters()), context.dtype.itemsize, positions)
+
+
+def _pass_gate(context: Context, folder: Path, memory: float) -> dict[str, Any]:
     """Write gate.json into the stage's folder, and refuse a draft that failed unless the gate is off."""
-    export, model = context.config.export, expansion.model
-    speculated = context.parent(Stage.speculate)
-    positions = context.config.generate.max_prompt_tokens + context.config.generate.max_new_tokens
-    memory = gate.extra_memory(model.config, sum(p.numel() for p in model.parameters()), context.dtype.itemsize, positions)
+    export, speculated = context.config.export, context.parent(Stage.speculate)
     found = gate.checks(export, speculated.details, memory)
     evidence = gate.evidence(export, found, memory, str(speculated.draft), speculated.fingerprint)
     write_json(folder / "gate.json", evidence)

@@ -56,7 +56,7 @@ def _positions(axis: Axes, by_temperature: dict[str, Any]) -> None:
 
 def _costs(axis: Axes, costs: Costs) -> None:
     lengths = range(costs.longest + 1)
-    draft = [k * costs.draft for k in lengths]
+    draft = [costs.drafting(k) for k in lengths]
     verify = list(costs.verify)
     axis.bar(lengths, verify, color=AFTER, label="verification v(K+1)")
     axis.bar(lengths, draft, bottom=verify, color=ACCENT, label="drafting K·c")

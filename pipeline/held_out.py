@@ -5,7 +5,7 @@ decoding draws from, and the divergences at temperature 1 (at the decoding tempe
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from rich.progress import track
@@ -20,11 +20,17 @@ from speculative.sampling import probabilities
 
 @dataclass(frozen=True)
 class HeldOut:
-    """``acceptance``: by response, by position; ``sums`` of each agreement measure over ``positions`` positions."""
+    """``acceptance``: by response, by position; ``sums`` of each agreement measure over ``positions`` positions.
+
+    Of Medusa heads both are the first head's; ``deeper`` is the acceptance of the others, by response, by head, by
+    position, and ``by_head`` the mean measures of each. A draft model has neither: it is the same at all places of a round.
+    """
 
     acceptance: list[list[float]]
     sums: dict[str, float]
     positions: int
+    deeper: list[list[list[float]]]
+    by_head: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def means(self) -> dict[str, float]:
@@ -42,7 +48,7 @@ def measure(
 ) -> list[HeldOut]:
     """One HeldOut for each draft, all against one pass of the target."""
     acceptance: list[list[list[float]]] = [[] for _ in drafts]
-    sums = [{field.name: 0.0 for field in fields(Agreement)} for _ in drafts]
+    sums = [{measure.name: 0.0 for measure in fields(Agreement)} for _ in drafts]
     for response in track(responses, description=f"{title:<28}", transient=True):
         ids = torch.tensor([response.request.prompt + response.tokens], device=target.device)
         keep = len(response.tokens) + 1
@@ -51,15 +57,15 @@ def measure(
         scale = 1.0 if sampling.greedy else sampling.temperature
         for place, draft in enumerate(drafts):
             guess = draft.model(input_ids=ids, logits_to_keep=keep, use_cache=False).logits[0, :-1].float()
-            acceptance[place].append(_overlap(p, probabilities(guess, sampling), draft.vocabulary).tolist())
+            acceptance[place].append(overlap(p, probabilities(guess, sampling), draft.vocabulary).tolist())
             measured = agreement(logits / scale, guess / scale, draft.vocabulary)
             for name in sums[place]:
                 sums[place][name] += float(getattr(measured, name).double().sum())
     positions = sum(len(response.tokens) for response in responses)
-    return [HeldOut(a, s, positions) for a, s in zip(acceptance, sums, strict=True)]
+    return [HeldOut(a, s, positions, [[] for _ in responses]) for a, s in zip(acceptance, sums, strict=True)]
 
 
-def _overlap(p: Tensor, q: Tensor, vocabulary: Tensor | None) -> Tensor:
+def overlap(p: Tensor, q: Tensor, vocabulary: Tensor | None) -> Tensor:
     """Σ min(p, q) by position, (N,)."""
     return torch.minimum(p if vocabulary is None else p[:, vocabulary], q).sum(-1)
 

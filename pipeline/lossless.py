@@ -1,7 +1,8 @@
 """Proof on real text: greedy speculative output equals greedy plain output, token for token, in float32.
 
-transformers' own ``generate``, alone and assisted by the same draft, is the oracle for the first prompts: it shares no
-code with the engine here. Float32, because in low precision two equal logits may change places with the batch's shape.
+transformers' own ``generate``, alone and assisted by the same draft if it is a model, is the oracle for the first prompts:
+it shares no code with the engine here. Float32, because in low precision two equal logits may change places with the
+batch's shape.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 
 import speculative
 from pipeline import baselines
-from speculative import Draft, Sampling
+from speculative import Draft, MedusaHeads, Sampling
 
 BATCH = 8
 ORACLE_PROMPTS = 4  # transformers decodes them one at a time, twice
@@ -20,14 +21,15 @@ ORACLE_PROMPTS = 4  # transformers decodes them one at a time, twice
 
 def prove(
     target: PreTrainedModel,
-    draft: Draft,
-    assistant: PreTrainedModel | None,
+    draft: Draft | MedusaHeads,
+    helpers: Sequence[PreTrainedModel | None],
     prompts: Sequence[tuple[int, ...]],
     tokens: int,
     length: int,
 ) -> dict[str, Any]:
     """Compare ``tokens`` new tokens of every prompt at K = ``length``; all models in float32.
 
+    ``helpers`` are what transformers decodes with, None alone; without any there is no oracle.
     ``where`` lists the prompts that differ and the first place; ``oracle_different`` counts answers of transformers
     that differ from ours, of ``oracle_answers``.
     """
@@ -42,9 +44,9 @@ def prove(
             if a != b:
                 at = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
                 different.append({"prompt": place, "first_difference": at})
-        if first == 0 and assistant is not None:
+        if first == 0:
             for prompt, ours in list(zip(batch, plain, strict=True))[:ORACLE_PROMPTS]:
-                for helper in (None, assistant):
+                for helper in helpers:
                     theirs = baselines.decode(target, list(prompt), tokens, Sampling(0.0), 0, helper, length)
                     oracle.append(theirs.tokens != ours)
     return {

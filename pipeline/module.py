@@ -20,8 +20,8 @@ from pipeline.config import Objective, Optimizer
 from pipeline.errors import PipelineError
 from pipeline.schedule import share_of_rate
 from pipeline.selection import learnable
-from pipeline.validation import Tally
-from speculative import Draft
+from pipeline.validation import HeadTally, Tally
+from speculative import Draft, MedusaHeads
 from speculative.cost import Costs
 
 DIVERGED = 10  # times the larger of the first loss and ln D, the most that an even draft can lose by forward KL
@@ -33,7 +33,7 @@ class Distillation(L.LightningModule):
 
     def __init__(
         self,
-        draft: Draft,
+        draft: Draft | MedusaHeads,
         vocabulary_size: int,
         objective: Objective,
         config: Optimizer,
@@ -47,7 +47,8 @@ class Distillation(L.LightningModule):
         ``reference``: a draft of the same ids that chooses the positions that count; it is no part of a checkpoint.
         """
         super().__init__()
-        self.model, self.objective, self.config, self.steps = draft.model, objective, config, steps
+        self.model = draft.model if isinstance(draft, Draft) else draft
+        self.size, self.objective, self.config, self.steps = draft.size, objective, config, steps
         self.texts, self.costs = texts, costs
         self.reference = None if reference is None else partial(log_q_of, reference)
         draft_ids = None
@@ -55,7 +56,7 @@ class Distillation(L.LightningModule):
             draft_ids = torch.full((vocabulary_size,), -1)
             draft_ids[draft.vocabulary] = torch.arange(len(draft.vocabulary))
         self.register_buffer("draft_ids", draft_ids, persistent=False)
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, Tally | HeadTally] = {}
         self.validated: dict[str, float] = {}  # what the last validation found, kept with its checkpoint
         self.limit: float | None = None  # of the loss, known after the first step
 
@@ -68,9 +69,13 @@ class Distillation(L.LightningModule):
         ids = batch.tokens.roll(-1, dims=1)[batch.predicts]
         return ids if self.draft_ids is None else self.draft_ids[ids]
 
+    def said(self, batch: Batch) -> tuple[Tensor, losses.Support, Tensor]:
+        """Log-probabilities of the draft, the target's distributions and the tokens written, at N positions."""
+        return self.log_q(batch), losses.support(batch.targets, self.draft_ids), self.written(batch)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        target = losses.support(batch.targets, self.draft_ids)
-        values = objective.values(self.objective, self.log_q(batch), target, self.written(batch))
+        log_q, target, written = self.said(batch)
+        values = objective.values(self.objective, log_q, target, written)
         loss = losses.weighted_mean(values, self._weights(batch, target, values))
         self._refuse_divergence(loss.item())
         self.log("train/loss", loss, prog_bar=True)
@@ -90,7 +95,7 @@ class Distillation(L.LightningModule):
 
     def _refuse_divergence(self, loss: float) -> None:
         if self.limit is None and math.isfinite(loss):
-            self.limit = DIVERGED * max(loss, math.log(self.model.get_output_embeddings().weight.shape[0]))
+            self.limit = DIVERGED * max(loss, math.log(self.size))
         if self.limit is None or not loss <= self.limit:
             raise PipelineError(
                 f"optimizer.learning_rate={self.config.learning_rate:g}: the loss is {loss:.4g} at step {self.global_step}; "
@@ -104,7 +109,10 @@ class Distillation(L.LightningModule):
         self.limit = checkpoint["limit"]
 
     def on_validation_epoch_start(self) -> None:
-        self.tallies = {name: Tally(temperature == 0) for name, temperature in self.texts.items()}
+        self.tallies = {name: self.new_tally(temperature == 0) for name, temperature in self.texts.items()}
+
+    def new_tally(self, greedy: bool) -> Tally | HeadTally:
+        return Tally(greedy)
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         tally = list(self.tallies.values())[dataloader_idx]

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from pipeline.draft import Shape, shape
-from speculative import Draft
+from pipeline.draft import Shape
+from pipeline.proposer import shape
+from speculative import Draft, MedusaHeads
 from speculative.cost import Costs, break_even_overlap
 
 LONGEST = 8  # the largest K considered
@@ -29,8 +30,10 @@ class Outlook:
     @property
     def costs(self) -> Costs:
         """Costs relative to a plain step, estimated from bytes."""
-        ratio = self.draft.read_per_step / self.target.read_per_step
-        return Costs(plain_seconds=1.0, draft=ratio, verify=(1.0,) * (LONGEST + 1), other=(0.0,) * (LONGEST + 1))
+        ratio, heads = self.draft.read_per_step / self.target.read_per_step, self.draft.heads
+        places = (heads or LONGEST) + 1
+        each, once = (0.0, ratio) if heads else (ratio, 0.0)
+        return Costs(plain_seconds=1.0, draft=each, verify=(1.0,) * places, other=(0.0,) * places, heads=once)
 
     @property
     def break_even(self) -> float:
@@ -39,18 +42,18 @@ class Outlook:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Name, draft, target."""
-        names = ("layers", "width", "vocabulary", "parameters")
+        names = ("heads" if self.draft.heads else "layers", "width", "vocabulary", "parameters")
         counted = [(name, f"{getattr(self.draft, name):,}", f"{getattr(self.target, name):,}") for name in names]
         read = [f"{one.read_per_step * self.bytes_each / 1e6:,.1f} MB" for one in (self.draft, self.target)]
         return [
             *counted,
             ("read by a step", *read),
-            ("c, a step's cost (estimated from bytes)", f"{self.costs.draft:.3f}", "1"),
+            ("c, a step's cost (estimated from bytes)", f"{self.costs.drafting(1):.3f}", "1"),
             ("overlap to break even (at least)", f"{self.break_even:.3f}", ""),
         ]
 
 
-def foresee(draft: Draft, target: PreTrainedModel, dtype: torch.dtype) -> Outlook:
+def foresee(draft: Draft | MedusaHeads, target: PreTrainedModel, dtype: torch.dtype) -> Outlook:
     return Outlook(shape(draft), shape(Draft(target)), dtype.itemsize)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from data.responses import Response
 from pipeline.config import Decoding
 from pipeline.errors import PipelineError
+from pipeline.held_out import HeldOut
 from pipeline.statistics import median_interval
 from speculative import Sampling
 from speculative.cost import Costs, expected_ratio, rounds_needed
@@ -41,27 +42,28 @@ class Plan:
 
 def make(
     answers: Sequence[Response],
-    acceptance: Sequence[Sequence[float]],
+    held: HeldOut,
     costs: Costs,
     length: int,
     sampling: Sampling,
     config: Decoding,
     seed: int,
 ) -> Plan:
-    """The first ``decoding.prompts`` answers that are long enough; ``acceptance`` is by answer, by position.
+    """The first ``decoding.prompts`` answers that are long enough; ``held`` is the agreement on these answers.
 
     Raises:
         PipelineError: no answer is long enough to be timed.
     """
     heats: list[Heat] = []
     rounds = tokens = 0.0
-    for answer, probabilities in zip(answers, acceptance, strict=True):
+    for answer, chances, more in zip(answers, held.acceptance, held.deeper, strict=True):
         wanted = min(len(answer.tokens), config.max_new_tokens)
         if wanted < min(SHORTEST, config.max_new_tokens) or len(heats) == config.prompts:
             continue
-        rounds += rounds_needed(probabilities[:wanted], length)
+        chances, more = chances[:wanted], [later[:wanted] for later in more]
+        rounds += rounds_needed(chances, length, more)
         tokens += wanted
-        heats.append(Heat(answer, wanted, length, sampling, expected_ratio(probabilities[:wanted], costs, length)))
+        heats.append(Heat(answer, wanted, length, sampling, expected_ratio(chances, costs, length, more)))
     if not heats:
         raise PipelineError(
             f"decoding.max_new_tokens={config.max_new_tokens}: no test answer at temperature {sampling.temperature:g} has "

@@ -4,6 +4,7 @@ Each contestant writes the same number of tokens after the same prompt. Wall sec
 all; the ratio after prefill is kept beside it, because that is what the cost model speaks of.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,7 @@ import speculative
 from pipeline import baselines
 from pipeline.plan import Heat
 from pipeline.statistics import median_interval
-from speculative import Draft
+from speculative import Draft, MedusaHeads
 from speculative.metrics import Acceptance, total
 
 
@@ -22,10 +23,16 @@ class Race(L.LightningModule):
     """One prompt at a time: every way of decoding it, one after the other, in an order that alternates."""
 
     def __init__(
-        self, target: PreTrainedModel, draft: Draft, assistant: PreTrainedModel | None, verification: str, seed: int
+        self,
+        target: PreTrainedModel,
+        draft: Draft | MedusaHeads,
+        helpers: Sequence[PreTrainedModel | None],
+        verification: str,
+        seed: int,
     ) -> None:
+        """``helpers``: what transformers decodes with as well, None alone."""
         super().__init__()
-        self.target, self.draft, self.assistant = target, draft, assistant
+        self.target, self.draft, self.helpers = target, draft, helpers
         self.verification, self.seed = verification, seed
         self.rows: list[dict[str, Any]] = []
         self.warm: set[float] = set()
@@ -53,10 +60,10 @@ class Race(L.LightningModule):
             row[f"{name}_decoding_seconds"] = done.seconds.decoding
             if name == "speculative":
                 row |= {"acceptance": done.acceptance[0], "phases": asdict(done.seconds)}
-        if self.assistant is not None:
+        for helper in self.helpers:
             options = (self.target, list(request.prompt), heat.new_tokens, heat.sampling, self.seed)
-            row["transformers_seconds"] = baselines.decode(*options).seconds
-            row["assisted_seconds"] = baselines.decode(*options, self.assistant, heat.draft_tokens).seconds
+            name = "transformers" if helper is None else "assisted"
+            row[f"{name}_seconds"] = baselines.decode(*options, helper, heat.draft_tokens).seconds
         return row
 
     def _decode(self, heat: Heat, length: int) -> speculative.Generation:
@@ -93,9 +100,9 @@ def summary(rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
 
     ratio("ratio", "plain_seconds", "speculative_seconds")
     ratio("ratio_decoding", "plain_decoding_seconds", "speculative_decoding_seconds")
-    if "transformers_seconds" in rows[0]:
-        ratio("ratio_transformers", "transformers_seconds", "speculative_seconds")
-        ratio("ratio_assisted", "assisted_seconds", "speculative_seconds")
+    for name in ("transformers", "assisted"):
+        if f"{name}_seconds" in rows[0]:
+            ratio(f"ratio_{name}", f"{name}_seconds", "speculative_seconds")
     new_tokens = sum(row["new_tokens"] for row in rows)
     found["plain_tokens_per_second"] = new_tokens / sum(row["plain_seconds"] for row in rows)
     found["speculative_tokens_per_second"] = new_tokens / sum(row["speculative_seconds"] for row in rows)
@@ -119,7 +126,5 @@ def metrics(measured: dict[str, Any]) -> dict[str, float]:
         "speed/tokens_per_second": measured["speculative_tokens_per_second"],
     }
     named |= {f"acceptance/position_{k}": rate for k, rate in enumerate(measured["by_position"], start=1)}
-    if "ratio_transformers" in measured:
-        named["speed/ratio_transformers"] = measured["ratio_transformers"]["median"]
-        named["speed/ratio_assisted"] = measured["ratio_assisted"]["median"]
-    return named
+    others = [name for name in ("ratio_transformers", "ratio_assisted") if name in measured]
+    return named | {f"speed/{name}": measured[name]["median"] for name in others}

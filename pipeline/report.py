@@ -9,6 +9,7 @@ from pipeline import figures, page, record, tables
 from pipeline.calibrate import suffix
 from pipeline.config import Stage
 from pipeline.context import Context
+from pipeline.proposer import words
 from pipeline.tracking import Run
 from speculative.waterfall import Waterfall
 
@@ -27,9 +28,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     (folder / TEXT).write_text(tables.markdown(tables.summary(context)))
     document = record.document(context, child.curves(context.parent(Stage.distil).run_id, CURVES))
     (folder / record.FILE).write_text(json.dumps(document))
-    shape = document["draft"]
-    name = f"{shape['layers']} layers, vocabulary {shape['vocabulary']:,}"
-    row = page.Row(1, name, "FINISHED", "", document)
+    row = page.Row(1, words(document["draft"]), "FINISHED", "", document)
     command = " ".join(["python -m pipeline", *context.overrides])
     (folder / page.FILE).write_text(page.render(f"Draft for {document['target']}", [row], command), encoding="utf-8")
     return _factors(context, document), {"figure": FIGURE, "text": TEXT, "page": page.FILE}

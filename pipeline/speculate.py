@@ -5,7 +5,7 @@ that greedy speculative output equals greedy plain output in float32; then plain
 interleaved prompt by prompt, each prompt continued by as many tokens as the target's own answer has.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,17 @@ from transformers import PreTrainedModel
 
 from data.responses import Response, read_shards
 from pipeline import draft as drafts
-from pipeline import held_out, lossless, plan, race, trainer
+from pipeline import heads, held_out, lossless, plan, proposer, race, trainer
 from pipeline.calibrate import costs_of, sampling_of, suffix
-from pipeline.config import Stage
+from pipeline.config import Drafting, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.expand import expand
 from pipeline.hardware import machine
+from pipeline.proposer import Proposer, prepared
 from pipeline.tracking import Run
 from pipeline.undistilled import initial
-from speculative import Draft, Sampling, pack
+from speculative import MedusaHeads, Sampling, pack
 from speculative.cost import Costs, best_length
 
 FORMAT = 3
@@ -43,8 +44,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     responses = list(read_shards(context.parent(Stage.generate).folder))
     target = pack(context.target.load(context.dtype))
     trained = context.parent(Stage.distil).folder / "draft"
-    draft = drafts.load(trained, context.dtype)
-    pack(draft.model)
+    draft = prepared(proposer.load(trained, context.dtype, context.target.fingerprint), context.dtype)
     details: dict[str, Any] = {"by_temperature": {}}
     metrics: dict[str, float] = {}
     plans = []
@@ -54,17 +54,17 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         metrics |= named
     child.metrics(metrics)  # the prediction is on record before the first token is decoded
 
-    assistant = _assistant(trained, responses, context.target.vocabulary_size) if config.baselines else None
+    helpers = _helpers(context, trained, responses)
     details["lossless"] = lossless.prove(
         *_in_float32(context, target, draft),
-        assistant,
+        helpers,
         list({r.request.prompt_id: r.request.prompt for r in responses if r.request.split == "test"}.values()),
         config.lossless_tokens,
         max(planned.draft_tokens for planned in plans),
     )
     metrics |= {f"lossless/{name}": details["lossless"][name] for name in LOSSLESS_COUNTS}
 
-    low = assistant and pack(assistant.to(context.dtype))
+    low = [helper and pack(helper.to(context.dtype)) for helper in helpers]
     module = race.Race(target, draft, low, config.verification.name, context.config.seed)
     heats = [heat for planned in plans for heat in planned.heats]
     runner = trainer.make(context.config.trainer, folder)
@@ -79,27 +79,27 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
 
 
 def _plans(
-    context: Context, target: PreTrainedModel, draft: Draft, responses: list[Response]
+    context: Context, target: PreTrainedModel, draft: Proposer, responses: list[Response]
 ) -> Iterator[tuple[plan.Plan, dict[str, Any], dict[str, float]]]:
     """By temperature: what to race, what is known before it, and the same as metrics."""
     config = context.config.decoding
-    undistilled, _ = initial(context)
-    before = Draft(undistilled.model.to(context.dtype), undistilled.vocabulary)
+    before = prepared(initial(context)[0], context.dtype)
     for temperature in config.temperatures:
         sampling = sampling_of(config, temperature)
         texts = held_out.of_split(responses, "test", temperature)
         if not texts:
             raise PipelineError(f"corpus.test={context.config.corpus.test}: no test prompt has an answer at {temperature:g}")
-        agreements = held_out.measure(target, [before, draft], texts, sampling, f"agreement at {temperature:g}")
+        agreements = _agreements(target, [before, draft], texts, sampling, f"agreement at {temperature:g}")
         costs = costs_of(context.parent(Stage.calibrate).details, temperature)
         recommended = _recommend(draft, target, held_out.of_split(responses, "validation", temperature), sampling, costs)
         length = config.draft_tokens or max(recommended, 1)  # K = 0 would leave nothing to measure
-        planned = plan.make(texts, agreements[1].acceptance, costs, length, sampling, config, context.config.seed)
+        planned = plan.make(texts, agreements[1], costs, length, sampling, config, context.config.seed)
         end = suffix(temperature, config)
         entry = {
             "before": {**agreements[0].means, "acceptance": agreements[0].overlap},
             "after": {**agreements[1].means, "acceptance": agreements[1].overlap},
             "positions": agreements[1].positions,
+            "by_head": agreements[1].by_head,
             "draft_tokens": length,
             "recommended_draft_tokens": recommended,
             "predicted": planned.predicted,
@@ -109,27 +109,44 @@ def _plans(
         yield planned, entry, metrics | _alignment_metrics(agreements, end)
 
 
-def _recommend(draft: Draft, target: PreTrainedModel, texts: list[Response], sampling: Sampling, costs: Costs) -> int:
+def _agreements(
+    target: PreTrainedModel, proposers: Sequence[Proposer], texts: list[Response], sampling: Sampling, title: str
+) -> list[held_out.HeldOut]:
+    """Held-out agreement of drafts of one kind."""
+    of_kind = heads.measure if isinstance(proposers[0], MedusaHeads) else held_out.measure
+    return of_kind(target, proposers, texts, sampling, title)
+
+
+def _recommend(draft: Proposer, target: PreTrainedModel, texts: list[Response], sampling: Sampling, costs: Costs) -> int:
     """The K with the best predicted speed on validation text; the test prompts have no say in it."""
-    [agreement] = held_out.measure(target, [draft], texts, sampling, f"K at {sampling.temperature:g}")
-    return best_length(agreement.acceptance, costs)[0]
+    [found] = _agreements(target, [draft], texts, sampling, f"K at {sampling.temperature:g}")
+    return best_length(found.acceptance, costs, found.deeper)[0]
 
 
-def _in_float32(context: Context, target: PreTrainedModel, draft: Draft) -> tuple[PreTrainedModel, Draft]:
+def _in_float32(context: Context, target: PreTrainedModel, draft: Proposer) -> tuple[PreTrainedModel, Proposer]:
     """The pair in float32: itself, where that is how it decodes."""
     if context.dtype is torch.float32:
         return target, draft
     folder = context.parent(Stage.distil).folder / "draft"
-    return context.target.load(torch.float32), drafts.load(folder, torch.float32)
+    return context.target.load(torch.float32), proposer.load(folder, torch.float32, context.target.fingerprint)
 
 
-def _assistant(trained: Path, responses: list[Response], rows: int) -> PreTrainedModel:
-    """The draft as transformers' assisted generation takes it: float32, a logit for each of the target's ``rows`` of head."""
+def _helpers(context: Context, trained: Path, responses: list[Response]) -> list[PreTrainedModel | None]:
+    """What transformers decodes with as a baseline: nothing, and a draft model as its assisted generation takes it.
+
+    That is float32, a logit for each row of the target's head. It has no decoding with Medusa heads.
+    """
+    if not context.config.decoding.baselines:
+        return []
+    if context.config.draft.kind is Drafting.medusa:
+        return [None]
     texts = ([*r.request.prompt, *r.tokens] for r in responses if r.request.split == "validation" and r.tokens)
-    return expand(drafts.load(trained, torch.float32), texts, rows).model
+    return [None, expand(drafts.load(trained, torch.float32), texts, context.target.vocabulary_size).model]
 
 
 def _alignment_metrics(agreements: list[held_out.HeldOut], end: str) -> dict[str, float]:
     before, after = (agreement.means for agreement in agreements)
     metrics = {f"alignment/{name}{end}": value for name, value in after.items()}
+    for k, means in enumerate(agreements[1].by_head, start=1):
+        metrics |= {f"alignment/{name}_head_{k}{end}": means[name] for name in ("overlap", "top1")}
     return metrics | {f"alignment/{name}_before{end}": before[name] for name in ("forward_kl", "overlap", "top1")}

@@ -9,6 +9,7 @@ from rich.table import Table
 from pipeline.calibrate import costs_of
 from pipeline.config import Stage
 from pipeline.context import Context
+from pipeline.proposer import words
 from speculative.cost import Costs
 
 
@@ -59,9 +60,8 @@ def _parts(counts: dict[str, int]) -> str:
 def _draft(details: dict[str, Any]) -> list[tuple[str, str]]:
     shape = details["shape"]
     text = (
-        f"{shape['layers']} layers, width {shape['width']}, vocabulary {shape['vocabulary']:,} "
-        f"(covers {details['vocabulary_coverage']:.1%} of generated text), {shape['parameters'] / 1e6:.1f} M parameters, "
-        f"{shape['read_per_step'] / 1e6:.1f} M read a step"
+        f"{words(shape)} (covers {details['vocabulary_coverage']:.1%} of generated text), "
+        f"{shape['parameters'] / 1e6:.1f} M parameters, {shape['read_per_step'] / 1e6:.1f} M read a step"
     )
     training = f"{details['train_positions']:,} positions, {details['epochs']:.1f} epochs, best at step {details['best_step']}"
     return [("draft", text), ("training", training)]
@@ -105,10 +105,9 @@ def _ratio(entry: dict[str, Any], break_even: float) -> str:
         f"{entry['plain_tokens_per_second']:.1f} → {entry['speculative_tokens_per_second']:.1f} tokens/s"
     )
     if "ratio_transformers" in entry:
-        text += (
-            f"; against transformers generate {entry['ratio_transformers']['median']:.2f}×, "
-            f"its assisted generation {entry['ratio_assisted']['median']:.2f}×"
-        )
+        text += f"; against transformers generate {entry['ratio_transformers']['median']:.2f}×"
+    if "ratio_assisted" in entry:
+        text += f", its assisted generation {entry['ratio_assisted']['median']:.2f}×"
     return text + f"; break-even overlap {break_even:.2f}"
 
 
@@ -117,7 +116,7 @@ def verdict(entry: dict[str, Any], costs: Costs, break_even: float) -> str:
     length = entry["draft_tokens"]
     word = "loses" if entry["ratio"]["high"] < 1 else "is not shown to win"
     reason = (
-        f"a round costs {costs.round(length):.2f} plain steps (drafting {length * costs.draft:.2f}, verification "
+        f"a round costs {costs.round(length):.2f} plain steps (drafting {costs.drafting(length):.2f}, verification "
         f"{costs.verify[length]:.2f}) and yields {entry['tokens_per_round']:.2f} tokens"
     )
     overlap = f"acceptance {entry['after']['acceptance']:.2f} against a break-even of {break_even:.2f}"

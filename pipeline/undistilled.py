@@ -14,26 +14,29 @@ from transformers import PreTrainedModel
 
 from data.responses import read_shards
 from pipeline import draft as drafts
-from pipeline import existing, narrow
+from pipeline import existing, heads, narrow
 from pipeline.config import Draft as DraftConfig
-from pipeline.config import Stage
+from pipeline.config import Drafting, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.generate import eos_token_ids
-from speculative import Draft
+from pipeline.proposer import Proposer
 
 
 def draft_identity(config: DraftConfig) -> dict[str, Any]:
     """What shapes the draft before distillation."""
-    return asdict(config) | {"files": existing.fingerprint_of(config.path)}
+    if config.kind is Drafting.medusa:
+        return {"kind": config.kind.name, **{key: getattr(config, key) for key in ("heads", "vocabulary_size", "coverage")}}
+    of_models = {key: value for key, value in asdict(config).items() if key not in ("kind", "heads")}
+    return of_models | {"files": existing.fingerprint_of(config.path)}
 
 
-def initial(context: Context) -> tuple[Draft, float]:
+def initial(context: Context) -> tuple[Proposer, float]:
     """The draft before distillation, and the share of generated text that its vocabulary covers."""
     return cut_from(context, context.target.load(torch.float32))
 
 
-def cut_from(context: Context, target: PreTrainedModel) -> tuple[Draft, float]:
+def cut_from(context: Context, target: PreTrainedModel) -> tuple[Proposer, float]:
     """The same, from a ``target`` that is loaded already, in float32."""
     config = context.config.draft
     tokenizer = context.target.tokenizer()
@@ -55,6 +58,8 @@ def cut_from(context: Context, target: PreTrainedModel) -> tuple[Draft, float]:
         vocabulary, coverage = drafts.choose_vocabulary(texts, wanted, eos)
     elif rows != size:
         vocabulary = torch.arange(len(tokenizer))  # families pad their matrices differently over one tokenizer
+    if config.kind is Drafting.medusa:
+        return heads.build(target, config.heads, vocabulary), coverage
     if config.width is not None:
         return narrow.build(source, config.width, len(config.layers), vocabulary, context.config.seed), coverage
     return drafts.build(source, config, vocabulary), coverage

@@ -5,6 +5,7 @@ same best one; else with probability Σ min(p, q) at temperature 1, whatever the
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pipeline.losses import Support, forward_kl, overlap_at_least, top1
-from speculative.cost import Costs, rounds_needed
+from speculative.cost import Costs, Deeper, rounds_needed
 
 PLACES = (0, 16, 64, math.inf)  # positions in the response, from … up to
 ENTROPIES = (0.0, 0.5, 2.0, math.inf)  # nats of the target
@@ -26,9 +27,9 @@ class Tally:
     _parts: list[Tensor] = field(default_factory=list)  # (N, 5): overlap, top1, KL, place, entropy
     _rows: list[int] = field(default_factory=list)
 
-    def add(self, log_q: Tensor, target: Support, rows: list[int]) -> None:
-        """Count N positions, ``rows[i]`` of them in response i, in row-major order."""
-        place = torch.cat([torch.arange(count, device=log_q.device) for count in rows]).to(log_q.dtype)
+    def add(self, log_q: Tensor, target: Support, rows: list[int], first: int = 0) -> None:
+        """Count N positions, ``rows[i]`` of them in response i, in row-major order, from its token ``first`` on."""
+        place = torch.cat([torch.arange(first, first + count, device=log_q.device) for count in rows]).to(log_q.dtype)
         values = (overlap_at_least(log_q, target), top1(log_q, target), forward_kl(log_q, target), place, entropy(target))
         self._parts.append(torch.stack([value.to(log_q.dtype) for value in values], 1).double().cpu())
         self._rows += rows
@@ -44,13 +45,51 @@ class Tally:
 
         K = 0, which decoding may choose, would make all drafts equal that are not yet worth their cost.
         """
-        accepted = torch.cat(self._parts)[:, 1 if self.greedy else 0].clamp(0, 1)
-        texts = [row.tolist() for row in accepted.split(self._rows)]
+        texts = self.accepted()
+        return promised(texts, [()] * len(texts), costs)
 
-        def at(drafts: int) -> float:
-            return len(accepted) / (sum(rounds_needed(text, drafts) for text in texts) * costs.round(drafts))
+    def accepted(self) -> list[list[float]]:
+        """The chance of a draft by response, by position."""
+        chances = torch.cat(self._parts)[:, 1 if self.greedy else 0].clamp(0, 1)
+        return [row.tolist() for row in chances.split(self._rows)]
 
-        return max(at(drafts) for drafts in range(1, costs.longest + 1))
+
+@dataclass
+class HeadTally:
+    """The same of Medusa heads, a Tally for each; a text has no draft of head k for its first k tokens."""
+
+    heads: list[Tally]
+    _rows: list[int] = field(default_factory=list)
+
+    def add(self, depth: int, log_q: Tensor, target: Support, rows: Sequence[int]) -> None:
+        """Count the positions at which head ``depth``, 1 the first, is judged; ``rows`` are the lengths of the responses."""
+        self.heads[depth - 1].add(log_q, target, [max(count - depth, 0) for count in rows], depth)
+        self._rows += rows if depth == 1 else ()
+
+    def means(self) -> dict[str, float]:
+        """The first head's, and overlap and top-1 agreement of every head."""
+        first, *others = [tally.means() for tally in self.heads]
+        every = [(f"{name}_head_{k}", one[name]) for k, one in enumerate([first, *others], 1) for name in ("overlap", "top1")]
+        return first | {name: value for name, value in every if math.isfinite(value)}  # of no position there is no mean
+
+    def ratio(self, costs: Costs) -> float:
+        """As a Tally's, each draft of a round being judged as its own head."""
+        chances = [tally.accepted() for tally in self.heads]
+        levels = [
+            [[0.0] * (count - len(text)) + text for text, count in zip(texts, self._rows, strict=True)] for texts in chances
+        ]
+        return promised(levels[0], [[level[text] for level in levels[1:]] for text in range(len(self._rows))], costs)
+
+
+def promised(texts: Sequence[Sequence[float]], deeper: Sequence[Deeper], costs: Costs) -> float:
+    """Plain time ÷ speculative time at the best K ≥ 1, from chances by text (see ``speculative.cost.rounds_needed``)."""
+    tokens = sum(map(len, texts))
+
+    def at(drafts: int) -> float:
+        rounds = sum(rounds_needed(text, drafts, more) for text, more in zip(texts, deeper, strict=True))
+        return tokens / (rounds * costs.round(drafts))
+
+    return max(at(drafts) for drafts in range(1, costs.longest + 1))
 
 
 def entropy(target: Support) -> Tensor:

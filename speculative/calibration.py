@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from speculative.api import generate
 from speculative.cost import Costs
 from speculative.drafters import Draft
+from speculative.medusa import MedusaHeads
 from speculative.metrics import Phases, total
 from speculative.sampling import Sampling
 from speculative.tree_choice import TreeCosts
@@ -19,7 +20,7 @@ from speculative.tree_choice import TreeCosts
 
 def measure(
     target: PreTrainedModel,
-    draft: Draft,
+    draft: Draft | MedusaHeads,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     longest: int,
@@ -42,20 +43,23 @@ def measure(
             if number > 0:
                 samples[drafts].append(_by_round(done.seconds, total(done.acceptance).target_forwards))
         if number > 0:
-            yield _costs(samples)
+            yield _costs(samples, isinstance(draft, MedusaHeads))
 
 
 def _by_round(seconds: Phases, rounds: int) -> tuple[float, float, float]:
     return seconds.draft / rounds, seconds.target / rounds, seconds.other / rounds
 
 
-def _costs(samples: list[list[tuple[float, float, float]]]) -> Costs:
+def _costs(samples: list[list[tuple[float, float, float]]], heads: bool) -> Costs:
+    """Costs from (draft, target, other) seconds a round by K; ``heads`` answer all at once, whatever K is."""
     middle = [[median(column) for column in zip(*rows, strict=True)] for rows in samples]
     plain = middle[0][1] + middle[0][2]
-    steps = [draft / drafts for drafts, (draft, _, _) in enumerate(middle) if drafts > 0]
+    steps = [draft / (1 if heads else drafts) for drafts, (draft, _, _) in enumerate(middle) if drafts > 0]
+    drafting = median(steps) / plain
     return Costs(
         plain_seconds=plain,
-        draft=median(steps) / plain,
+        draft=0.0 if heads else drafting,
+        heads=drafting if heads else 0.0,
         verify=tuple(target / plain for _, target, _ in middle),
         other=tuple(other / plain for _, _, other in middle),
     )

@@ -56,9 +56,13 @@ class MedusaHeads(nn.Module):
         """Ids that can be drafted, D."""
         return self.matrix.out_features
 
+    def seen(self, head: int, states: Tensor) -> Tensor:
+        """What E reads for ``head``, 0 the first: states (..., width) behind its residual block."""
+        return states + nn.functional.silu(self.blocks[head](states))
+
     def forward(self, states: Tensor) -> Tensor:
         """Logits (..., K, D) of states (..., width)."""
-        return self.matrix(torch.stack([states + nn.functional.silu(block(states)) for block in self.blocks], -2))
+        return self.matrix(torch.stack([self.seen(head, states) for head in range(self.count)], -2))
 
     def check_fits(self, target: PreTrainedModel) -> None:
         """Raise ValueError unless these are heads for ``target``."""
