@@ -1,6 +1,7 @@
 """An expanded draft is a stock model: kept logits as they were, the others out of reach, and the margin is measured."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -116,5 +117,8 @@ def trained_rows(draft: Draft, kept: torch.Tensor) -> Draft:
 def test_the_assistant_of_a_race_has_the_target_s_rows(draft, tmp_path):
     drafts.save(draft, tmp_path)
     response = Response(Request(0, "validation", "id", "kind", 1.0, (5, 6, 7)), (8, 9), True)
-    model = speculate._assistant(tmp_path, [response], 300)
+    config = SimpleNamespace(decoding=SimpleNamespace(baselines=True), draft=DraftConfig())
+    context = SimpleNamespace(config=config, target=SimpleNamespace(vocabulary_size=300))
+    alone, model = speculate._helpers(context, tmp_path, [response])
+    assert alone is None
     assert model.config.vocab_size == model.get_output_embeddings().weight.shape[0] == 300
