@@ -207,6 +207,7 @@ class Decoding:
 class Tracking:
     uri: str | None = None
     experiment: str = "draftsmith"
+    required: bool = True
 
 
 class Format(Enum):
