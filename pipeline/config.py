@@ -178,6 +178,7 @@ class Trainer:
     accumulate: int = 1
     validate_every: int = 100
     patience: int = 0
+    seed: int | None = None
 
 
 class Verification(Enum):
