@@ -47,6 +47,7 @@ def check(config: Config) -> None:
     _draft(config.draft)
     _optimizer(config.optimizer)
     require(config.trainer.patience >= 0, "trainer.patience", config.trainer.patience, "0 never stops early")
+    require((config.trainer.seed or 0) >= 0, "trainer.seed", config.trainer.seed, "give a number ≥ 0, or null to take seed")
     _decoding(config.decoding, config.generate)
     _export(config.export)
     require(bool(config.target.path), "target.path", "''", "give a folder, a hub name, a GGUF file or package:NAME")

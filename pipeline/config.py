@@ -187,6 +187,7 @@ class Trainer:
     accumulate: int = 1
     validate_every: int = 100
     patience: int = 0
+    seed: int | None = None
 
 
 class Verification(Enum):
@@ -216,6 +217,7 @@ class Decoding:
 class Tracking:
     uri: str | None = None
     experiment: str = "draftsmith"
+    required: bool = True
 
 
 class Format(Enum):

@@ -43,7 +43,7 @@ def identity(context: Context) -> dict[str, Any]:
     config = context.config
     optimizer = config.optimizer
     reference = {"reference_files": existing.fingerprint_of(config.objective.reference)}
-    shared = ("accelerator", "devices", "num_nodes", "strategy", "precision")
+    shared = ("accelerator", "devices", "num_nodes", "strategy", "precision", "seed")
     return {
         "target": context.target.fingerprint,
         "draft": draft_identity(config.draft),
@@ -51,7 +51,7 @@ def identity(context: Context) -> dict[str, Any]:
         "optimizer": asdict(optimizer) | {"method": optimizer.method.name, "schedule": optimizer.schedule.name},
         "trainer": {key: value for key, value in asdict(config.trainer).items() if key not in shared},
         "precision": str(_precision(context)),
-        "seed": config.seed,
+        "seed": _seed(context),
     }
 
 
@@ -71,7 +71,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     module.model.train()
     steps = start
     if start < config.trainer.max_steps:
-        loader = _loader(train, config.trainer, config.trainer.max_steps * config.trainer.accumulate, config.seed, start)
+        loader = _loader(train, config.trainer, config.trainer.max_steps * config.trainer.accumulate, _seed(context), start)
         runner = _runner(context, folder, child)
         with trainer.interruptible(runner):
             runner.fit(module, loader, validation, ckpt_path=str(last) if start else None, weights_only=True)
@@ -121,7 +121,7 @@ def _loader(train: LogitCache | HiddenRows, config: TrainerConfig, batches: int,
 
 
 def _fit_head(context: Context, draft: Draft, target: PreTrainedModel, train: LogitCache) -> None:
-    sample = _loader(train, context.config.trainer, FIT_BATCHES, context.config.seed)
+    sample = _loader(train, context.config.trainer, FIT_BATCHES, _seed(context))
     fit_head(draft, target, track(sample, description=f"{'fit the head':<28}", transient=True))
 
 
@@ -176,6 +176,12 @@ def _record(
         **scores,
     }
     return scores, details
+
+
+def _seed(context: Context) -> int:
+    """The seed of the batch order: ``trainer.seed``, which shapes nothing that is shared, or that of the run."""
+    own = context.config.trainer.seed
+    return context.config.seed if own is None else own
 
 
 def _precision(context: Context) -> torch.dtype:

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline import interrupts
+from pipeline import interrupts, server
 from pipeline.check import check
 from pipeline.config import Config, Tracking
 from pipeline.errors import PipelineError
@@ -67,7 +67,9 @@ def _entry(composed: DictConfig) -> float:
 
     hydra_config = HydraConfig.get()
     output = Path(hydra_config.runtime.output_dir)
+    shared = output if token is None else Path(hydra_config.sweep.dir)
     try:
+        config = replace(config, tracking=server.settled(config.tracking, shared, token is not None))
         return execute(config, work, output, flat(composed), list(hydra_config.overrides.task), token)
     except PipelineError as error:
         if token is not None:  # its turn to be printed comes hours later
@@ -86,6 +88,7 @@ class Sweep(Callback):
             from pipeline import sweep
 
             tracking: Tracking = OmegaConf.to_object(values.tracking)  # type: ignore[assignment]
+            tracking = server.settled(tracking, Path(config.hydra.sweep.dir), False)
             overrides = list(config.hydra.overrides.task)
             _progress.sweep = sweep.begin(tracking, work, overrides, flat(values), _sign(config.hydra.sweep.dir))
         except PipelineError as error:

@@ -13,47 +13,27 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlflow
 from filelock import FileLock
 from lightning.pytorch.loggers import MLFlowLogger
 from mlflow.entities import Metric, Param, RunStatus, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 from sqlalchemy.exc import SQLAlchemyError
 
-from pipeline import interrupts
+from pipeline import faults, interrupts, server
 from pipeline.config import Tracking
 from pipeline.errors import PipelineError
+from pipeline.executions import Failure, Record
 
 _PARAMS_IN_A_BATCH = 100  # MLflow's own limit
 _LONGEST_TAG = 5000  # characters; MLflow takes 8,000 bytes
+_MIGRATIONS = Path(mlflow.__file__).parent / "store" / "db_migrations" / "versions"
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the page opens on runs and metrics, not on traces
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An execution that did not end well; a ``defect`` is nothing that its user can mend."""
-
-    overrides: str
-    error: str
-    defect: bool
-
-
-@dataclass(frozen=True)
-class Record:
-    """What the store knows of an execution or a sweep; ``document`` is the JSON it left, if it came that far."""
-
-    run_id: str
-    name: str
-    status: str
-    overrides: str
-    error: str
-    metrics: dict[str, float]
-    params: dict[str, str]
-    document: dict[str, Any] | None
 
 
 class Run:
@@ -61,29 +41,53 @@ class Run:
 
     def __init__(self, client: MlflowClient, uri: str, run_id: str, experiment: str) -> None:
         self.client, self.uri, self.run_id, self.experiment = client, uri, run_id, experiment
+        self._undefined: set[str] = set()
 
     def metrics(self, values: dict[str, float], step: int = 0) -> None:
-        """Log finite values; MLflow's charts break on NaN, which here means "never happened"."""
+        """Log finite values. MLflow's charts break on NaN, which here means "never happened": a tag names such metrics."""
         now = int(time.time() * 1000)
         batch = [Metric(name, float(value), now, step) for name, value in values.items() if math.isfinite(value)]
         self.client.log_batch(self.run_id, metrics=batch)
+        undefined = {name for name, value in values.items() if not math.isfinite(value)}
+        if undefined - self._undefined:
+            self._undefined |= undefined
+            self.tags({"metrics_undefined": " ".join(sorted(self._undefined))})
 
     def params(self, values: dict[str, Any]) -> None:
-        items = [Param(key, str(value)) for key, value in values.items()]
+        """Log values; one that MLflow would cut is an artifact, and the param says which."""
+        items = []
+        for key, value in values.items():
+            text, name = str(value), f"params/{key}.txt"
+            if len(text) > MAX_PARAM_VAL_LENGTH:
+                self.text(text, name)
+            items.append(Param(key, faults.excerpt(text, MAX_PARAM_VAL_LENGTH, f", whole in {name}")))
         for first in range(0, len(items), _PARAMS_IN_A_BATCH):
             self.client.log_batch(self.run_id, params=items[first : first + _PARAMS_IN_A_BATCH])
 
     def tags(self, values: dict[str, str]) -> None:
-        self.client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in values.items()])
+        tags = [RunTag(key, faults.excerpt(value, _LONGEST_TAG)) for key, value in values.items()]
+        self.client.log_batch(self.run_id, tags=tags)
 
     def table(self, columns: dict[str, list[Any]], name: str) -> None:
-        self.client.log_table(self.run_id, columns, name)
+        with self._writing():
+            self.client.log_table(self.run_id, columns, name)
 
     def file(self, path: Path) -> None:
-        self.client.log_artifact(self.run_id, str(path))
+        with self._writing():
+            self.client.log_artifact(self.run_id, str(path))
 
     def text(self, text: str, name: str) -> None:
-        self.client.log_text(self.run_id, text, name)
+        with self._writing():
+            self.client.log_text(self.run_id, text, name)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, MlflowException) as error:
+            if message := faults.unwritable(self.uri, error):
+                raise PipelineError(message) from error
+            raise
 
     def lightning_logger(self) -> MLFlowLogger:
         """A Lightning logger that writes into this very run."""
@@ -170,6 +174,8 @@ def open_sweep(tracking: Tracking, work: Path, name: str, command: str, token: s
     """
     tags = {"draftsmith.sweep": command, "draftsmith.token": token, **_owner(), "mlflow.source.name": "draftsmith"}
     with _store(tracking, work) as (client, number):
+        if client.search_runs([number], f"tags.`draftsmith.token` = '{token}' and attributes.status = 'RUNNING'"):
+            raise PipelineError("hydra.sweep.dir: another sweep is at work in this folder; give each its own")
         earlier = client.search_runs([number], f"tags.`draftsmith.sweep` = '{command}' and attributes.status != 'RUNNING'")
         if earlier:
             run = Run(client, store_uri(tracking, work), earlier[0].info.run_id, tracking.experiment)
@@ -225,6 +231,7 @@ def _store(tracking: Tracking, work: Path) -> Iterator[tuple[MlflowClient, str]]
     for noisy in ("alembic", "mlflow", "sqlalchemy"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     uri = store_uri(tracking, work)
+    server.demand(uri)
     try:
         with FileLock(work / "mlflow.lock"):
             client = MlflowClient(tracking_uri=uri)
@@ -239,7 +246,7 @@ def _store(tracking: Tracking, work: Path) -> Iterator[tuple[MlflowClient, str]]
             _bury_the_dead(client, number)
             yield client, number
     except (MlflowException, SQLAlchemyError) as error:
-        raise PipelineError(f"tracking.uri={uri}: MLflow cannot use this store ({error})") from error
+        raise PipelineError(faults.unusable(uri, error, _MIGRATIONS, mlflow.__version__)) from error
 
 
 def _swept(client: MlflowClient, number: str, token: str) -> str:
@@ -257,7 +264,7 @@ def _ending(run: Run) -> Iterator[Run]:
         status = RunStatus.FINISHED
     except Exception as error:
         status = RunStatus.KILLED if interrupts.received() else RunStatus.FAILED
-        run.tags({"error": str(error)[:_LONGEST_TAG], "error_type": type(error).__name__})
+        run.tags({"error": str(error), "error_type": type(error).__name__})
         raise
     finally:
         run.end(RunStatus.to_string(status))

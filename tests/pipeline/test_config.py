@@ -157,6 +157,7 @@ POSITIVE = (
         "draft.coverage=0.0",
         "draft.coverage=1.1",
         "trainer.patience=-1",
+        "trainer.seed=-1",
         "target.path=''",
         "export.minimum_overlap=1.5",
         "export.minimum_ratio=-1.0",
