@@ -145,6 +145,10 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.pop("MLFLOW_RUN_ID", None)  # it would hijack our runs
     interrupts.watch()
+    if sys.argv[1:2] == ["advise"]:
+        from pipeline import advise
+
+        return advise.main(sys.argv[2:])
     error: BaseException | None = None
     try:
         _entry()
