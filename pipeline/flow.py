@@ -8,26 +8,38 @@ import errno
 import json
 import logging
 import subprocess
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import datasets
 import torch
-import transformers
 import yaml
 from filelock import FileLock, Timeout
 
 from data.artifact import MANIFEST, differences, fingerprint, folder_hash, write_json
 from data.shards import DamagedShardError
-from pipeline import calibrate, corpus, distil, export, generate, logits, rehearsal, report, speculate, sweep, tables, tracking
+from pipeline import (
+    calibrate,
+    corpus,
+    distil,
+    export,
+    generate,
+    lineage,
+    logits,
+    rehearsal,
+    report,
+    speculate,
+    sweep,
+    tables,
+    tracking,
+)
 from pipeline.check import check
 from pipeline.config import Config, Stage
 from pipeline.context import Artifact, Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
+from pipeline.noise import quieten
 
 log = logging.getLogger("draftsmith")
 
@@ -63,7 +75,7 @@ def execute(
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    _quiet()
+    quieten()
     context = Context(config, work, output, overrides)
     tags = {"git_sha": _git_sha(), "machine": str(machine()["cpu"]), "threads": str(machine()["threads"])}
     if config.logits.dry_run:
@@ -120,6 +132,9 @@ def _results(fingerprints: dict[Stage, str]) -> str:
 def _conclude(context: Context, run: tracking.Run) -> float:
     """Log and print what was found; gives the measured speed ratio."""
     headline = {name: value for artifact in context.artifacts.values() for name, value in artifact.metrics.items()}
+    found = lineage.of(context, context.artifacts.values())
+    run.reads(found.data, [])
+    run.makes(found.models)
     run.metrics(headline)
     if Stage.report in context.artifacts:
         report.publish(context, run)
@@ -168,8 +183,12 @@ def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
             tags = {"stage": stage.name, "fingerprint": folder.name, "folder": str(folder)}
             draft = folder_hash(context.parent(Stage.distil).folder / "draft") if Stage.distil in PARENTS[stage] else None
             with run.child(stage.name, tags) as child:
+                read = lineage.of(context, map(context.parent, PARENTS[stage]))
+                child.reads(read.data, read.models)
                 metrics, details = _run(module, context, folder, child)
-                child.metrics(metrics)
+                made = lineage.of(context, [Artifact(stage, folder, folder.name, metrics, details)])
+                child.makes(made.models)
+                child.metrics(metrics, about=read.draft or made.draft)
                 child.text(json.dumps(details, indent=2, default=str), "details.json")
             record = {"identity": identity, "metrics": metrics, "details": details, "run_id": child.run_id, "draft": draft}
             write_json(folder / MANIFEST, record)
@@ -251,20 +270,6 @@ def _missing(stage: Stage, identity: dict[str, Any], folder: Path) -> str:
         lines = "\n".join(f"  {line}" for line in differences(identity, found))
         message += f"\nits latest result differs (found → wanted):\n{lines}"
     return f"{message}\nadd {stage.name} to stages, or set these keys back"
-
-
-def _quiet() -> None:
-    """One logging handler, no adverts, no progress bars of libraries inside ours."""
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
-    warnings.filterwarnings("ignore", message=".*(LeafSpec|num_workers|treespec).*")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # what it cannot read becomes our message
-    datasets.disable_progress_bars()
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning", "gguf"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.WARNING)
-        logger.handlers.clear()
 
 
 def _git_sha() -> str:

@@ -7,9 +7,6 @@ interrupt, and a run whose process died without a word is marked KILLED by the n
 import json
 import logging
 import math
-import os
-import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,16 +16,28 @@ from typing import Any
 import mlflow
 from filelock import FileLock
 from lightning.pytorch.loggers import MLFlowLogger
-from mlflow.entities import Metric, Param, RunStatus, RunTag
+from mlflow.entities import (
+    Dataset,
+    DatasetInput,
+    InputTag,
+    LoggedModelInput,
+    LoggedModelOutput,
+    LoggedModelStatus,
+    Metric,
+    Param,
+    RunStatus,
+    RunTag,
+)
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 from sqlalchemy.exc import SQLAlchemyError
 
-from pipeline import faults, interrupts, server
+from pipeline import executions, faults, interrupts, owner, server
 from pipeline.config import Tracking
 from pipeline.errors import PipelineError
 from pipeline.executions import Failure, Record
+from pipeline.lineage import Data, Model
 
 _PARAMS_IN_A_BATCH = 100  # MLflow's own limit
 _LONGEST_TAG = 5000  # characters; MLflow takes 8,000 bytes
@@ -43,12 +52,16 @@ class Run:
         self.client, self.uri, self.run_id, self.experiment = client, uri, run_id, experiment
         self._undefined: set[str] = set()
 
-    def metrics(self, values: dict[str, float], step: int = 0) -> None:
-        """Log finite values. MLflow's charts break on NaN, which here means "never happened": a tag names such metrics."""
-        now = int(time.time() * 1000)
-        batch = [Metric(name, float(value), now, step) for name, value in values.items() if math.isfinite(value)]
+    def metrics(self, values: dict[str, float], step: int = 0, about: Model | None = None) -> None:
+        """Log finite values, of the model that they are ``about`` too.
+
+        MLflow's charts break on NaN, which here means "never happened": a tag names such metrics.
+        """
+        now, finite = int(time.time() * 1000), {name: float(value) for name, value in values.items() if math.isfinite(value)}
+        model = None if about is None else self._model(about)
+        batch = [Metric(name, value, now, step, model) for name, value in finite.items()]
         self.client.log_batch(self.run_id, metrics=batch)
-        undefined = {name for name, value in values.items() if not math.isfinite(value)}
+        undefined = values.keys() - finite.keys()
         if undefined - self._undefined:
             self._undefined |= undefined
             self.tags({"metrics_undefined": " ".join(sorted(self._undefined))})
@@ -67,6 +80,32 @@ class Run:
     def tags(self, values: dict[str, str]) -> None:
         tags = [RunTag(key, faults.excerpt(value, _LONGEST_TAG)) for key, value in values.items()]
         self.client.log_batch(self.run_id, tags=tags)
+
+    def reads(self, data: list[Data], models: list[Model]) -> None:
+        """Put down what this run reads."""
+        if not (data or models):
+            return
+        sets = [
+            DatasetInput(
+                Dataset(one.name, one.digest, "local", json.dumps({"uri": one.folder}), profile=json.dumps(one.profile)),
+                [InputTag("mlflow.data.context", one.purpose)],
+            )
+            for one in data
+        ]
+        self.client.log_inputs(self.run_id, sets, [LoggedModelInput(self._model(model)) for model in models])
+
+    def makes(self, models: list[Model]) -> None:
+        """Put down which models are results of this run."""
+        if models:
+            self.client.log_outputs(self.run_id, [LoggedModelOutput(self._model(one, self.run_id), 0) for one in models])
+
+    def _model(self, model: Model, maker: str | None = None) -> str:
+        """The id of a model in this store, which has each but once, whoever speaks of it first."""
+        number = self.client.get_run(self.run_id).info.experiment_id
+        if found := self.client.search_logged_models([number], f"name = '{model.name}'", max_results=1):
+            return found[0].model_id
+        made = self.client.create_logged_model(number, model.name, maker, model.tags, model.params, model.kind)
+        return self.client.finalize_logged_model(made.model_id, LoggedModelStatus.READY).model_id
 
     def table(self, columns: dict[str, list[Any]], name: str) -> None:
         with self._writing():
@@ -113,35 +152,22 @@ class Run:
 
     def children(self) -> list[Any]:
         """The MLflow runs right below this one, the newest first."""
-        number = self.client.get_run(self.run_id).info.experiment_id
-        order = ["attributes.start_time DESC"]
-        return list(self._search(number, f"tags.`mlflow.parentRunId` = '{self.run_id}'", order))
-
-    def _search(self, number: str, wanted: str, order: list[str]) -> Iterator[Any]:
-        page = self.client.search_runs([number], wanted, order_by=order)
-        yield from page
-        while page.token:
-            page = self.client.search_runs([number], wanted, order_by=order, page_token=page.token)
-            yield from page
+        return list(executions.below(self.client, self.run_id))
 
     def last_attempts(self) -> list[Any]:
         """The newest MLflow run of each job of this sweep, the oldest first."""
-        last: dict[str, Any] = {}
-        for run in self.children():
-            last.setdefault(run.data.tags.get("overrides", ""), run)
-        return list(last.values())[::-1]
+        return executions.last_attempts(self.children())
 
     def failures(self) -> list[Failure]:
         """The executions below this sweep whose last attempt failed, the oldest first."""
-        tags = [run.data.tags for run in self.last_attempts() if run.info.status == "FAILED"]
-        return [Failure(t["overrides"], t.get("error", ""), t.get("error_type") != "PipelineError") for t in tags]
+        return executions.failures(self.last_attempts())
 
     @contextmanager
     def child(self, name: str, tags: dict[str, str]) -> Iterator["Run"]:
         """A nested run that ends with the block."""
         parent = self.client.get_run(self.run_id)
         run = self.client.create_run(
-            parent.info.experiment_id, run_name=name, tags={**tags, **_owner(), "mlflow.parentRunId": self.run_id}
+            parent.info.experiment_id, run_name=name, tags={**tags, **owner.tags(), "mlflow.parentRunId": self.run_id}
         )
         with _ending(Run(self.client, self.uri, run.info.run_id, self.experiment)) as child:
             yield child
@@ -161,7 +187,9 @@ def execution(tracking: Tracking, work: Path, name: str, tags: dict[str, str], s
     """
     with _store(tracking, work) as (client, number):
         above = {} if sweep is None else {"mlflow.parentRunId": _swept(client, number, sweep)}
-        run = client.create_run(number, run_name=name, tags={**tags, **_owner(), **above, "mlflow.source.name": "draftsmith"})
+        run = client.create_run(
+            number, run_name=name, tags={**tags, **owner.tags(), **above, "mlflow.source.name": "draftsmith"}
+        )
     with _ending(Run(client, store_uri(tracking, work), run.info.run_id, tracking.experiment)) as opened:
         yield opened
 
@@ -172,7 +200,7 @@ def open_sweep(tracking: Tracking, work: Path, name: str, command: str, token: s
     Raises:
         PipelineError: the store cannot be reached or was written by another MLflow.
     """
-    tags = {"draftsmith.sweep": command, "draftsmith.token": token, **_owner(), "mlflow.source.name": "draftsmith"}
+    tags = {"draftsmith.sweep": command, "draftsmith.token": token, **owner.tags(), "mlflow.source.name": "draftsmith"}
     with _store(tracking, work) as (client, number):
         if client.search_runs([number], f"tags.`draftsmith.token` = '{token}' and attributes.status = 'RUNNING'"):
             raise PipelineError("hydra.sweep.dir: another sweep is at work in this folder; give each its own")
@@ -213,16 +241,7 @@ def read(tracking: Tracking, work: Path, wanted: str, document: str) -> tuple[Ru
             raise PipelineError(f"{wanted}: {many}; give the id of a sweep or an execution, or `last`{names}")
         run = Run(client, uri, found[0].info.run_id, tracking.experiment)
         jobs = run.last_attempts() if "draftsmith.sweep" in found[0].data.tags else found
-        return run, [_record(client, job, document) for job in jobs]
-
-
-def _record(client: MlflowClient, run: Any, document: str) -> Record:
-    tags, content = run.data.tags, None
-    if any(item.path == document for item in client.list_artifacts(run.info.run_id)):
-        with tempfile.TemporaryDirectory() as folder:
-            content = json.loads(Path(client.download_artifacts(run.info.run_id, document, folder)).read_text())
-    told = (tags.get("overrides", ""), tags.get("error", ""))
-    return Record(run.info.run_id, run.info.run_name, run.info.status, *told, run.data.metrics, run.data.params, content)
+        return run, [executions.record(client, job, document) for job in jobs]
 
 
 @contextmanager
@@ -270,24 +289,8 @@ def _ending(run: Run) -> Iterator[Run]:
         run.end(RunStatus.to_string(status))
 
 
-def _owner() -> dict[str, str]:
-    return {"draftsmith.host": socket.gethostname(), "draftsmith.pid": str(os.getpid())}
-
-
 def _bury_the_dead(client: MlflowClient, experiment: str) -> None:
     """Mark runs KILLED whose process on this machine is gone."""
-    host = socket.gethostname()
     for run in client.search_runs([experiment], "attributes.status = 'RUNNING'"):
-        pid = run.data.tags.get("draftsmith.pid", "")
-        if run.data.tags.get("draftsmith.host") == host and pid.isdigit() and not _alive(int(pid)):
+        if owner.gone(run.data.tags):
             client.set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
