@@ -18,3 +18,8 @@ def test_notebook_runs(path, smoke):
         if "parameters" in cell["metadata"].get("tags", []):
             names["work"] = smoke.work
     assert names["runs"]
+    if "shown" in names:
+        assert names["counts"]["rejected"]
+        assert names["counts"]["accepted"] + names["counts"]["target"] == sum(len(r.tokens) for r in names["greedy"])
+        assert names["shown"]._repr_html_().count("class='rejected'") == names["counts"]["rejected"] + 1, "the legend has one"
+        assert names["faint"]._repr_html_().count("title=") == sum(len(r.tokens) for r in names["sampled"])
