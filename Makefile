@@ -3,7 +3,7 @@ BIN := .venv/bin
 # A file stays in one process, for what its tests share.
 SIDE_BY_SIDE := --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
-.PHONY: run install test test-all lint bench ui
+.PHONY: run install test test-all test-browser browser lint bench ui
 
 run: install  ## everything: set up, then the default run
 	$(BIN)/python -m pipeline
@@ -20,10 +20,16 @@ install: .venv/installed  ## the set-up alone; does nothing when it is up to dat
 	@touch .venv/installed
 
 test: install  ## the test suite, offline, under ten minutes on two cores
-	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m "not slow and not browser" $(SIDE_BY_SIDE)
 
 test-all: install  ## with the slow tests
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m "not browser" $(SIDE_BY_SIDE)
+
+test-browser: browser  ## MLflow's page in headless Chromium, which must be there (Debian: apt-get install chromium)
+	$(BIN)/python -m pytest -m browser
+
+browser: install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
 
 lint: install
 	$(BIN)/ruff check .
