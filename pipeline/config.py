@@ -6,6 +6,7 @@ entry point sees a DictConfig, everything behind it sees these.
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 
 class Stage(Enum):
@@ -206,6 +207,7 @@ class Decoding:
     min_p: float = 0.0
     verification: Verification = Verification.token
     draft_tokens: int | None = None
+    tree: Any = "off"
     longest_draft: int = 5
     prompts: int = 12
     max_new_tokens: int = 80
