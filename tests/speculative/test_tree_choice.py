@@ -169,7 +169,7 @@ def test_trees_of_heads_are_timed_too():
     *_, found = measure_trees(target, heads, [[1, 2, 3]] * 2, Sampling(0.0), (1, 3), new_tokens=6)
     assert found.heads > 0
     assert found.draft[0] == (1, 0.0)
-    with pytest.raises(ValueError, match="2 Medusa heads"):
+    with pytest.raises(ValueError, match="1 Medusa heads, they cannot draft 2 tokens deep"):
         list(measure_trees(target, MedusaHeads(1, 32, 48).eval(), [[1, 2, 3]] * 2, Sampling(0.0), (1,), new_tokens=6))
 
 
