@@ -55,6 +55,7 @@ def check(config: Config) -> None:
     require((config.trainer.seed or 0) >= 0, "trainer.seed", config.trainer.seed, "give a number ≥ 0, or null to take seed")
     _decoding(config.decoding, config.generate)
     _tree(config)
+    _drafters(config)
     _export(config.export)
     require(bool(config.target.path), "target.path", "''", "give a folder, a hub name, a GGUF file or package:NAME")
 
@@ -73,6 +74,7 @@ def _positive(config: Config) -> None:
         "optimizer": ("learning_rate", "muon_learning_rate", "gradient_clip"),
         "trainer": ("max_steps", "batch_size", "accumulate", "validate_every"),
         "decoding": ("longest_draft", "prompts", "max_new_tokens", "lossless_tokens"),
+        "drafters": ("prompts", "max_prompt_tokens"),
     }
     for group, keys in groups.items():
         for key in keys:
@@ -190,6 +192,15 @@ def _tree(config: Config) -> None:
         heads = config.draft.heads
         fits = config.draft.kind is not Drafting.medusa or len(tree) <= heads
         require(fits, "decoding.tree", tree, f"draft.heads={heads} heads draft no tree deeper than that")
+
+
+def _drafters(config: Config) -> None:
+    """What the comparison of drafters cannot begin with."""
+    if Stage.drafters not in config.stages:
+        return
+    kind = config.draft.kind
+    fix = "the comparison has a draft model and takes heads by drafters.heads; give draft.kind=model"
+    require(kind is Drafting.model, "draft.kind", kind.name, fix)
 
 
 def _export(export: Export) -> None:

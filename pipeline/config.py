@@ -20,6 +20,7 @@ class Stage(Enum):
     speculate = 6
     report = 7
     export = 8
+    drafters = 9  # on request: it is not among the default stages
 
 
 class Source(Enum):
@@ -216,6 +217,16 @@ class Decoding:
 
 
 @dataclass(frozen=True)
+class Drafters:
+    heads: str | None = None
+    path: str | None = None
+    column: str = "turns"
+    category: str = "category"
+    prompts: int = 4
+    max_prompt_tokens: int = 1024
+
+
+@dataclass(frozen=True)
 class Tracking:
     uri: str | None = None
     experiment: str = "draftsmith"
@@ -262,7 +273,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Config:
-    stages: list[Stage] = field(default_factory=lambda: list(Stage))
+    stages: list[Stage] = field(default_factory=lambda: [stage for stage in Stage if stage is not Stage.drafters])
     seed: int = 0
     threads: int | None = None
     paths: Paths = field(default_factory=Paths)
@@ -276,5 +287,6 @@ class Config:
     optimizer: Optimizer = field(default_factory=Optimizer)
     trainer: Trainer = field(default_factory=Trainer)
     decoding: Decoding = field(default_factory=Decoding)
+    drafters: Drafters = field(default_factory=Drafters)
     tracking: Tracking = field(default_factory=Tracking)
     export: Export = field(default_factory=Export)

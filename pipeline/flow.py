@@ -8,26 +8,38 @@ import errno
 import json
 import logging
 import subprocess
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import datasets
 import torch
-import transformers
 import yaml
 from filelock import FileLock, Timeout
 
 from data.artifact import MANIFEST, differences, fingerprint, folder_hash, write_json
 from data.shards import DamagedShardError
-from pipeline import calibrate, corpus, distil, export, generate, logits, rehearsal, report, speculate, sweep, tables, tracking
+from pipeline import (
+    calibrate,
+    corpus,
+    distil,
+    drafters,
+    export,
+    generate,
+    logits,
+    rehearsal,
+    report,
+    speculate,
+    sweep,
+    tables,
+    tracking,
+)
 from pipeline.check import check
 from pipeline.config import Config, Stage
 from pipeline.context import Artifact, Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
+from pipeline.noise import quieten
 
 log = logging.getLogger("draftsmith")
 
@@ -40,6 +52,7 @@ MODULES = {
     Stage.speculate: speculate,
     Stage.report: report,
     Stage.export: export,
+    Stage.drafters: drafters,
 }
 PARENTS: dict[Stage, tuple[Stage, ...]] = {
     Stage.corpus: (),
@@ -50,6 +63,7 @@ PARENTS: dict[Stage, tuple[Stage, ...]] = {
     Stage.speculate: (Stage.calibrate, Stage.distil, Stage.generate),
     Stage.report: (Stage.speculate, Stage.calibrate, Stage.distil, Stage.logits, Stage.generate, Stage.corpus),
     Stage.export: (Stage.speculate, Stage.distil, Stage.generate),
+    Stage.drafters: (Stage.distil, Stage.generate, Stage.corpus),
 }
 
 
@@ -63,7 +77,7 @@ def execute(
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    _quiet()
+    quieten()
     context = Context(config, work, output, overrides)
     tags = {"git_sha": _git_sha(), "machine": str(machine()["cpu"]), "threads": str(machine()["threads"])}
     if config.logits.dry_run:
@@ -123,6 +137,8 @@ def _conclude(context: Context, run: tracking.Run) -> float:
     run.metrics(headline)
     if Stage.report in context.artifacts:
         report.publish(context, run)
+    if Stage.drafters in context.artifacts:
+        drafters.publish(context, run)
     tables.show(context, tracking.store_uri(context.config.tracking, context.work))
     return headline.get("speed/ratio", float("nan"))
 
@@ -251,20 +267,6 @@ def _missing(stage: Stage, identity: dict[str, Any], folder: Path) -> str:
         lines = "\n".join(f"  {line}" for line in differences(identity, found))
         message += f"\nits latest result differs (found → wanted):\n{lines}"
     return f"{message}\nadd {stage.name} to stages, or set these keys back"
-
-
-def _quiet() -> None:
-    """One logging handler, no adverts, no progress bars of libraries inside ours."""
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
-    warnings.filterwarnings("ignore", message=".*(LeafSpec|num_workers|treespec).*")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # what it cannot read becomes our message
-    datasets.disable_progress_bars()
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning", "gguf"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.WARNING)
-        logger.handlers.clear()
 
 
 def _git_sha() -> str:

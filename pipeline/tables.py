@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pipeline import comparison
 from pipeline.calibrate import costs_of
 from pipeline.config import Stage
 from pipeline.context import Context
@@ -50,6 +51,8 @@ def summary(context: Context) -> list[tuple[str, str]]:
         rows += _draft(have[Stage.distil].details)
     if Stage.speculate in have and Stage.calibrate in have:
         rows += _speed(have[Stage.speculate].details, have[Stage.calibrate].details)
+    if Stage.drafters in have:
+        rows += comparison.verdict_rows(have[Stage.drafters].details)
     return rows
 
 
@@ -118,9 +121,10 @@ def _tree(tree: dict[str, Any]) -> str:
     ratio, chain = tree["ratio"], tree["ratio_chain"]
     return (
         f"{tree['shape']}: {ratio['median']:.2f}× [{ratio['low']:.2f}, {ratio['high']:.2f}], predicted "
-        f"{tree['predicted']:.2f}×, after prefill {tree['ratio_decoding']['median']:.2f}×; {tree['tokens_per_round']:.2f} tokens a "
-        f"round (predicted {tree['tokens_per_round_predicted']:.2f}); {chain['median']:.2f}× as fast as the chain "
-        f"[{chain['low']:.2f}, {chain['high']:.2f}]" + ("" if tree["recommended"] else "; plain decoding was expected to be faster")
+        f"{tree['predicted']:.2f}×, after prefill {tree['ratio_decoding']['median']:.2f}×; {tree['tokens_per_round']:.2f} "
+        f"tokens a round (predicted {tree['tokens_per_round_predicted']:.2f}); {chain['median']:.2f}× as fast as the chain "
+        f"[{chain['low']:.2f}, {chain['high']:.2f}]"
+        + ("" if tree["recommended"] else "; plain decoding was expected to be faster")
     )
 
 

@@ -62,7 +62,12 @@ def widths(config: Decoding) -> tuple[int, ...]:
 
 
 def calibrated(
-    target: PreTrainedModel, draft: Proposer, prompts: Sequence[Sequence[int]], sampling: Sampling, config: Decoding
+    target: PreTrainedModel,
+    draft: Proposer,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    config: Decoding,
+    new_tokens: int = 64,
 ) -> Iterator[TreeCosts]:
     """Costs as ``measure_trees`` yields them.
 
@@ -77,7 +82,8 @@ def calibrated(
     if config.tree != AUTO and Tree.of(config.tree).width > draft.size:
         fix = f"the draft has {draft.size} output ids, give fewer branches at a node"
         raise PipelineError(f"decoding.tree={config.tree}: {fix}")
-    return measure_trees(target, draft, prompts, sampling, [width for width in widths(config) if width <= draft.size])
+    timed = [width for width in widths(config) if width <= draft.size]
+    return measure_trees(target, draft, prompts, sampling, timed, new_tokens)
 
 
 def choose(

@@ -87,7 +87,7 @@ def test_a_model_that_cannot_branch_is_refused(monkeypatch):
         raise UnsupportedModelError("strange: it cannot verify a tree")
 
     monkeypatch.setattr(trees, "check_branching", refuse)
-    with pytest.raises(PipelineError, match="decoding.tree=auto: strange: it cannot verify a tree; give decoding.tree=off"):
+    with pytest.raises(PipelineError, match=r"decoding\.tree=auto: strange: it cannot verify a tree; give decoding.tree=off"):
         trees.calibrated(tiny(), Draft(tiny(seed=1)), [[1, 2]], GREEDY, Decoding(tree="auto"))
     assert issubclass(cache.UnsupportedModelError, ValueError)
 
