@@ -10,7 +10,7 @@ import sysconfig
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +98,20 @@ def read(folder: Path | None = None, *, max_characters: int = 400) -> tuple[list
             prompts += _requests(definition, doc)
     counts["kept"] = len(prompts)
     return prompts, dict(counts)
+
+
+def beginnings(sources: Collection[str], folder: Path | None = None) -> list[str]:
+    """The first half of every function of 8 to 60 lines in the top-level modules ``sources``: code to complete."""
+    folder = folder or Path(sysconfig.get_path("stdlib"))
+    found = []
+    for path, module in _modules(folder):
+        tree = _parse(path) if module.partition(".")[0] in sources else None
+        lines = path.read_text(encoding="utf-8").splitlines() if tree else []
+        for node in ast.walk(tree) if tree else ():
+            if isinstance(node, ast.FunctionDef) and 8 <= (length := node.end_lineno - node.lineno + 1) <= 60:
+                half = lines[node.lineno - 1 : node.lineno - 1 + length // 2]
+                found.append(textwrap.dedent("\n".join(half)) + "\n")
+    return found
 
 
 def clip(text: str, longest: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.progress import track
 
 from data.responses import read_shards
-from pipeline import held_out
+from pipeline import held_out, trees
 from pipeline.config import Decoding, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
@@ -23,6 +23,7 @@ from pipeline.undistilled import draft_identity, initial
 from speculative import MedusaHeads, Sampling, pack
 from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
+from speculative.tree_choice import TreeCosts
 
 FORMAT = 3
 REPEATS = 7
@@ -30,12 +31,14 @@ REPEATS = 7
 
 def identity(context: Context) -> dict[str, Any]:
     config = context.config
+    branches = {"tree_widths": list(trees.widths(config.decoding))} if trees.used(config.decoding) else {}
     return {
         "target": context.target.fingerprint,
         "draft": draft_identity(config.draft),
         "decoding": {key: asdict(config.decoding)[key] for key in ("temperatures", "top_k", "top_p", "min_p", "longest_draft")},
         "machine": machine(),
         "precision": str(context.dtype),
+        **branches,
     }
 
 
@@ -48,15 +51,20 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     longest = min(config.longest_draft, draft.count) if isinstance(draft, MedusaHeads) else config.longest_draft
     details: dict[str, Any] = {"machine": machine(), "precision": str(context.dtype), "by_temperature": {}}
     metrics: dict[str, float] = {}
-    steps = {}
+    steps: dict[tuple[float, str], Iterator[Any]] = {}
     for temperature in config.temperatures:
         texts = held_out.of_split(responses, "validation", temperature)
         if len(texts) < 2:
             raise PipelineError(f"corpus.validation={context.config.corpus.validation}: calibration needs two or more answers")
         prompts = [text.request.prompt for text in texts]
         repeats = [prompts[i % len(prompts)] for i in range(REPEATS)]
-        steps[temperature] = measure(target, draft, repeats, sampling_of(config, temperature), longest)
-    for temperature, costs in _in_turns(steps).items():
+        sampling = sampling_of(config, temperature)
+        steps[temperature, "chain"] = measure(target, draft, repeats, sampling, longest)
+        if trees.used(config):
+            steps[temperature, "tree"] = trees.calibrated(target, draft, repeats, sampling, config)
+    found = _in_turns(steps)
+    for temperature in config.temperatures:
+        costs = found[temperature, "chain"]
         entry = {"costs": asdict(costs), "break_even_overlap": break_even_overlap(costs)}
         details["by_temperature"][f"{temperature:g}"] = entry
         end = suffix(temperature, config)
@@ -66,14 +74,21 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
             f"cost/verify_{longest + 1}{end}": costs.verify[-1],
             f"break_even_overlap{end}": entry["break_even_overlap"],
         }
+        if trees.used(config):
+            branching: TreeCosts = found[temperature, "tree"]
+            entry["tree_costs"] = asdict(branching)
+            metrics |= {
+                f"cost/tree_verify_{branching.largest}{end}": branching.verify[-1][1],
+                f"cost/tree_draft_{branching.widest}{end}": branching.heads + branching.draft[-1][1],
+            }
     return metrics, details
 
 
-def _in_turns(steps: dict[float, Iterator[Costs]]) -> dict[float, Costs]:
-    """The last costs of each temperature, measured in turns: what else the machine does then meets all of them alike."""
-    costs: dict[float, Costs] = {}
+def _in_turns(steps: dict[tuple[float, str], Iterator[Any]]) -> dict[tuple[float, str], Any]:
+    """The last costs of each, measured in turns: what else the machine does then meets all of them alike."""
+    costs: dict[tuple[float, str], Any] = {}
     for _ in track(range(REPEATS - 1), description=f"{'calibrate':<28}", transient=True):
-        costs = {temperature: next(following) for temperature, following in steps.items()}
+        costs = {wanted: next(following) for wanted, following in steps.items()}
     return costs
 
 
@@ -89,3 +104,8 @@ def suffix(temperature: float, config: Decoding) -> str:
 def costs_of(details: dict[str, Any], temperature: float) -> Costs:
     """The costs that ``run`` stored for one temperature."""
     return Costs.stored(details["by_temperature"][f"{temperature:g}"]["costs"])
+
+
+def tree_costs_of(details: dict[str, Any], temperature: float) -> TreeCosts:
+    """The same of trees."""
+    return TreeCosts.stored(details["by_temperature"][f"{temperature:g}"]["tree_costs"])

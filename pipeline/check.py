@@ -5,6 +5,8 @@ not there, a layer that the target lacks) the stage itself refuses.
 """
 
 import math
+from itertools import accumulate
+from operator import mul
 
 from data.serving import refusal
 from pipeline.config import (
@@ -23,8 +25,11 @@ from pipeline.config import (
     Schedule,
     Source,
     Stage,
+    Verification,
 )
 from pipeline.errors import PipelineError
+
+LARGEST_TREE = 128  # nodes, as in speculative.tree
 
 
 def check(config: Config) -> None:
@@ -49,6 +54,8 @@ def check(config: Config) -> None:
     require(config.trainer.patience >= 0, "trainer.patience", config.trainer.patience, "0 never stops early")
     require((config.trainer.seed or 0) >= 0, "trainer.seed", config.trainer.seed, "give a number ≥ 0, or null to take seed")
     _decoding(config.decoding, config.generate)
+    _tree(config)
+    _drafters(config)
     _export(config.export)
     require(bool(config.target.path), "target.path", "''", "give a folder, a hub name, a GGUF file or package:NAME")
 
@@ -67,6 +74,7 @@ def _positive(config: Config) -> None:
         "optimizer": ("learning_rate", "muon_learning_rate", "gradient_clip"),
         "trainer": ("max_steps", "batch_size", "accumulate", "validate_every"),
         "decoding": ("longest_draft", "prompts", "max_new_tokens", "lossless_tokens"),
+        "drafters": ("prompts", "max_prompt_tokens"),
     }
     for group, keys in groups.items():
         for key in keys:
@@ -166,6 +174,33 @@ def _decoding(decoding: Decoding, generate: Generate) -> None:
     require(0 < decoding.top_p <= 1, "decoding.top_p", decoding.top_p, "give a number in (0, 1]")
     require(0 <= decoding.min_p <= 1, "decoding.min_p", decoding.min_p, "give a number from 0 to 1; 0 switches it off")
     require(decoding.top_k >= 0, "decoding.top_k", decoding.top_k, "0 switches it off")
+
+
+def _tree(config: Config) -> None:
+    """Shapes that are no tree, and what a tree cannot do."""
+    tree, rule = config.decoding.tree, config.decoding.verification
+    listed = isinstance(tree, list) and bool(tree) and all(type(width) is int and width > 0 for width in tree)
+    fix = 'give "off", auto, or the branches at every depth, such as [3,2,1]'
+    require(tree in ("off", "auto") or listed, "decoding.tree", tree, fix)
+    if tree == "off":
+        return
+    fix = "the branches of a tree are judged token by token; give token, or decoding.tree=off"
+    require(rule is Verification.token, "decoding.verification", rule.name, fix)
+    if tree != "auto":
+        nodes = sum(accumulate(tree, mul))
+        require(nodes <= LARGEST_TREE, "decoding.tree", tree, f"it has {nodes} nodes, give up to {LARGEST_TREE}")
+        heads = config.draft.heads
+        fits = config.draft.kind is not Drafting.medusa or len(tree) <= heads
+        require(fits, "decoding.tree", tree, f"draft.heads={heads} heads draft no tree deeper than that")
+
+
+def _drafters(config: Config) -> None:
+    """What the comparison of drafters cannot begin with."""
+    if Stage.drafters not in config.stages:
+        return
+    kind = config.draft.kind
+    fix = "the comparison has a draft model and takes heads by drafters.heads; give draft.kind=model"
+    require(kind is Drafting.model, "draft.kind", kind.name, fix)
 
 
 def _export(export: Export) -> None:

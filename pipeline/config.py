@@ -6,6 +6,7 @@ entry point sees a DictConfig, everything behind it sees these.
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 
 class Stage(Enum):
@@ -19,6 +20,7 @@ class Stage(Enum):
     speculate = 6
     report = 7
     export = 8
+    drafters = 9  # on request: it is not among the default stages
 
 
 class Source(Enum):
@@ -206,11 +208,22 @@ class Decoding:
     min_p: float = 0.0
     verification: Verification = Verification.token
     draft_tokens: int | None = None
+    tree: Any = "off"
     longest_draft: int = 5
     prompts: int = 12
     max_new_tokens: int = 80
     lossless_tokens: int = 64
     baselines: bool = True
+
+
+@dataclass(frozen=True)
+class Drafters:
+    heads: str | None = None
+    path: str | None = None
+    column: str = "turns"
+    category: str = "category"
+    prompts: int = 4
+    max_prompt_tokens: int = 1024
 
 
 @dataclass(frozen=True)
@@ -260,7 +273,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Config:
-    stages: list[Stage] = field(default_factory=lambda: list(Stage))
+    stages: list[Stage] = field(default_factory=lambda: [stage for stage in Stage if stage is not Stage.drafters])
     seed: int = 0
     threads: int | None = None
     paths: Paths = field(default_factory=Paths)
@@ -274,5 +287,6 @@ class Config:
     optimizer: Optimizer = field(default_factory=Optimizer)
     trainer: Trainer = field(default_factory=Trainer)
     decoding: Decoding = field(default_factory=Decoding)
+    drafters: Drafters = field(default_factory=Drafters)
     tracking: Tracking = field(default_factory=Tracking)
     export: Export = field(default_factory=Export)

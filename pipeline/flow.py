@@ -23,6 +23,7 @@ from pipeline import (
     calibrate,
     corpus,
     distil,
+    drafters,
     export,
     generate,
     lineage,
@@ -52,6 +53,7 @@ MODULES = {
     Stage.speculate: speculate,
     Stage.report: report,
     Stage.export: export,
+    Stage.drafters: drafters,
 }
 PARENTS: dict[Stage, tuple[Stage, ...]] = {
     Stage.corpus: (),
@@ -62,6 +64,7 @@ PARENTS: dict[Stage, tuple[Stage, ...]] = {
     Stage.speculate: (Stage.calibrate, Stage.distil, Stage.generate),
     Stage.report: (Stage.speculate, Stage.calibrate, Stage.distil, Stage.logits, Stage.generate, Stage.corpus),
     Stage.export: (Stage.speculate, Stage.distil, Stage.generate),
+    Stage.drafters: (Stage.distil, Stage.generate, Stage.corpus),
 }
 
 
@@ -138,6 +141,8 @@ def _conclude(context: Context, run: tracking.Run) -> float:
     run.metrics(headline)
     if Stage.report in context.artifacts:
         report.publish(context, run)
+    if Stage.drafters in context.artifacts:
+        drafters.publish(context, run)
     tables.show(context, tracking.store_uri(context.config.tracking, context.work))
     return headline.get("speed/ratio", float("nan"))
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 import speculative
 from pipeline import baselines
-from speculative import Draft, MedusaHeads, Sampling
+from speculative import Draft, MedusaHeads, Sampling, Tree
 
 BATCH = 8
 ORACLE_PROMPTS = 4  # transformers decodes them one at a time, twice
@@ -26,12 +26,13 @@ def prove(
     prompts: Sequence[tuple[int, ...]],
     tokens: int,
     length: int,
+    trees: Sequence[Tree] = (),
 ) -> dict[str, Any]:
-    """Compare ``tokens`` new tokens of every prompt at K = ``length``; all models in float32.
+    """Compare ``tokens`` new tokens of every prompt at K = ``length``, and with each of ``trees``; all models in float32.
 
     ``helpers`` are what transformers decodes with, None alone; without any there is no oracle.
-    ``where`` lists the prompts that differ and the first place; ``oracle_different`` counts answers of transformers
-    that differ from ours, of ``oracle_answers``.
+    ``where`` lists the prompts that differ in one of these ways, and the first place; ``oracle_different`` counts answers
+    of transformers that differ from ours, of ``oracle_answers``.
     """
     different: list[dict[str, int]] = []
     oracle: list[bool] = []
@@ -39,11 +40,12 @@ def prove(
     for first in track(batches, description=f"{'lossless in float32':<28}", transient=True):
         batch = prompts[first : first + BATCH]
         plain = speculative.generate(target, None, batch, max_new_tokens=tokens).tokens
-        fast = speculative.generate(target, draft, batch, max_new_tokens=tokens, num_draft_tokens=length).tokens
-        for place, (a, b) in enumerate(zip(plain, fast, strict=True), start=first):
-            if a != b:
-                at = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
-                different.append({"prompt": place, "first_difference": at})
+        shapes = [{"num_draft_tokens": length}, *({"tree": tree} for tree in trees)]
+        fast = [speculative.generate(target, draft, batch, max_new_tokens=tokens, **shape).tokens for shape in shapes]
+        for place, (a, *others) in enumerate(zip(plain, *fast, strict=True), start=first):
+            wrong = [i for b in others for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+            if wrong:
+                different.append({"prompt": place, "first_difference": min(wrong)})
         if first == 0:
             for prompt, ours in list(zip(batch, plain, strict=True))[:ORACLE_PROMPTS]:
                 for helper in helpers:
@@ -54,6 +56,7 @@ def prove(
         "different": len(different),
         "where": different,
         "draft_tokens": length,
+        "trees": len(trees),
         "oracle_answers": len(oracle),
         "oracle_different": sum(oracle),
     }

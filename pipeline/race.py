@@ -4,7 +4,7 @@ Each contestant writes the same number of tokens after the same prompt. Wall sec
 all; the ratio after prefill is kept beside it, because that is what the cost model speaks of.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +15,7 @@ import speculative
 from pipeline import baselines
 from pipeline.plan import Heat
 from pipeline.statistics import median_interval
-from speculative import Draft, MedusaHeads
+from speculative import Draft, MedusaHeads, Tree
 from speculative.metrics import Acceptance, total
 
 
@@ -29,11 +29,12 @@ class Race(L.LightningModule):
         helpers: Sequence[PreTrainedModel | None],
         verification: str,
         seed: int,
+        trees: Mapping[float, Tree],
     ) -> None:
-        """``helpers``: what transformers decodes with as well, None alone."""
+        """``helpers``: what transformers decodes with as well, None alone; ``trees``: raced as well, by temperature."""
         super().__init__()
         self.target, self.draft, self.helpers = target, draft, helpers
-        self.verification, self.seed = verification, seed
+        self.verification, self.seed, self.trees = verification, seed, trees
         self.rows: list[dict[str, Any]] = []
         self.warm: set[float] = set()
 
@@ -53,26 +54,30 @@ class Race(L.LightningModule):
             "draft_tokens": heat.draft_tokens,
             "predicted": heat.predicted,
         }
-        runs = [("plain", 0), ("speculative", heat.draft_tokens)]
-        for name, length in runs if number % 2 == 0 else reversed(runs):
-            done = self._decode(heat, length)
+        runs: list[tuple[str, int | Tree]] = [("plain", 0), ("speculative", heat.draft_tokens)]
+        if heat.sampling.temperature in self.trees:
+            runs.append(("tree", self.trees[heat.sampling.temperature]))
+        for name, shape in runs if number % 2 == 0 else reversed(runs):
+            done = self._decode(heat, shape)
             row[f"{name}_seconds"] = sum(asdict(done.seconds).values())
             row[f"{name}_decoding_seconds"] = done.seconds.decoding
             if name == "speculative":
                 row |= {"acceptance": done.acceptance[0], "phases": asdict(done.seconds)}
+            elif name == "tree":
+                row["tree_acceptance"] = done.acceptance[0]
         for helper in self.helpers:
             options = (self.target, list(request.prompt), heat.new_tokens, heat.sampling, self.seed)
             name = "transformers" if helper is None else "assisted"
             row[f"{name}_seconds"] = baselines.decode(*options, helper, heat.draft_tokens).seconds
         return row
 
-    def _decode(self, heat: Heat, length: int) -> speculative.Generation:
+    def _decode(self, heat: Heat, shape: int | Tree) -> speculative.Generation:
         return speculative.generate(
             self.target,
-            self.draft if length else None,
+            self.draft if shape else None,
             [heat.answer.request.prompt],
             max_new_tokens=heat.new_tokens,
-            num_draft_tokens=length,
+            **({"tree": shape} if isinstance(shape, Tree) else {"num_draft_tokens": shape}),
             sampling=heat.sampling,
             verification=self.verification,
             seed=self.seed,
@@ -84,7 +89,7 @@ class Race(L.LightningModule):
 
 
 def summary(rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
-    """Counts and medians over prompts, with bootstrap intervals."""
+    """Counts and medians over prompts, with bootstrap intervals; under ``tree`` those of the tree, if one was raced."""
     counts: Acceptance = total(row["acceptance"] for row in rows)
     found: dict[str, Any] = {
         "acceptance_rate": counts.rate,
@@ -94,20 +99,29 @@ def summary(rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
         "emitted": counts.emitted,
     }
 
-    def ratio(name: str, above: str, below: str) -> None:
+    def ratio(above: str, below: str) -> dict[str, float]:
         values = [row[above] / row[below] for row in rows]
-        found[name] = dict(zip(("median", "low", "high"), median_interval(values, seed), strict=True))
+        return dict(zip(("median", "low", "high"), median_interval(values, seed), strict=True))
 
-    ratio("ratio", "plain_seconds", "speculative_seconds")
-    ratio("ratio_decoding", "plain_decoding_seconds", "speculative_decoding_seconds")
+    found["ratio"] = ratio("plain_seconds", "speculative_seconds")
+    found["ratio_decoding"] = ratio("plain_decoding_seconds", "speculative_decoding_seconds")
+    if "tree_seconds" in rows[0]:
+        counts_of_tree: Acceptance = total(row["tree_acceptance"] for row in rows)
+        found["tree"] = {
+            "tokens_per_round": counts_of_tree.tokens_per_round,
+            "by_position": counts_of_tree.by_position,
+            "ratio": ratio("plain_seconds", "tree_seconds"),
+            "ratio_decoding": ratio("plain_decoding_seconds", "tree_decoding_seconds"),
+            "ratio_chain": ratio("speculative_seconds", "tree_seconds"),
+        }
     for name in ("transformers", "assisted"):
         if f"{name}_seconds" in rows[0]:
-            ratio(f"ratio_{name}", f"{name}_seconds", "speculative_seconds")
+            found[f"ratio_{name}"] = ratio(f"{name}_seconds", "speculative_seconds")
     new_tokens = sum(row["new_tokens"] for row in rows)
     found["plain_tokens_per_second"] = new_tokens / sum(row["plain_seconds"] for row in rows)
     found["speculative_tokens_per_second"] = new_tokens / sum(row["speculative_seconds"] for row in rows)
     found["phases"] = {key: sum(row["phases"][key] for row in rows) for key in rows[0]["phases"]}
-    columns = [key for key in rows[0] if key not in ("acceptance", "phases")]
+    columns = [key for key in rows[0] if key not in ("acceptance", "tree_acceptance", "phases")]
     found["prompts"] = [
         {**{key: row[key] for key in columns}, "tokens_per_round": row["acceptance"].tokens_per_round} for row in rows
     ]
@@ -126,5 +140,15 @@ def metrics(measured: dict[str, Any]) -> dict[str, float]:
         "speed/tokens_per_second": measured["speculative_tokens_per_second"],
     }
     named |= {f"acceptance/position_{k}": rate for k, rate in enumerate(measured["by_position"], start=1)}
+    if "tree" in measured:
+        tree = measured["tree"]
+        named |= {
+            "tree/tokens_per_round": tree["tokens_per_round"],
+            "tree/ratio": tree["ratio"]["median"],
+            "tree/ratio_low": tree["ratio"]["low"],
+            "tree/ratio_high": tree["ratio"]["high"],
+            "tree/ratio_decoding": tree["ratio_decoding"]["median"],
+            "tree/ratio_chain": tree["ratio_chain"]["median"],
+        }
     others = [name for name in ("ratio_transformers", "ratio_assisted") if name in measured]
     return named | {f"speed/{name}": measured[name]["median"] for name in others}

@@ -40,8 +40,10 @@ def _entry(entry: dict[str, Any], calibrate: dict[str, Any], temperature: str) -
     counts = Acceptance(tuple(map(tuple, entry["rounds"])), entry["emitted"])
     measured = entry["ratio"]["median"]
     kept = ("before", "draft_tokens", "predicted", "acceptance_rate", "tokens_per_round", "by_position", "ratio")
+    tree = {"tree": entry["tree"]} if "tree" in entry else {}
     return {
         **{key: entry[key] for key in kept},
+        **tree,
         "alignment": entry["after"],
         "tokens_per_round_predicted": entry["tokens_per_round_predicted"],
         "costs": asdict(costs),

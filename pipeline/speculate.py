@@ -2,7 +2,8 @@
 
 In this order: agreement before and after distillation; the prediction, logged before anything is decoded; the proof
 that greedy speculative output equals greedy plain output in float32; then plain, speculative and transformers decoding,
-interleaved prompt by prompt, each prompt continued by as many tokens as the target's own answer has.
+interleaved prompt by prompt, a tree (decoding.tree) among them; each prompt is continued by as many tokens as the target's
+own answer has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,8 @@ from transformers import PreTrainedModel
 
 from data.responses import Response, read_shards
 from pipeline import draft as drafts
-from pipeline import heads, held_out, lossless, plan, proposer, race, trainer
-from pipeline.calibrate import costs_of, sampling_of, suffix
+from pipeline import heads, held_out, lossless, plan, proposer, race, trainer, trees
+from pipeline.calibrate import costs_of, sampling_of, suffix, tree_costs_of
 from pipeline.config import Drafting, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
@@ -26,7 +27,7 @@ from pipeline.hardware import machine
 from pipeline.proposer import Proposer, prepared
 from pipeline.tracking import Run
 from pipeline.undistilled import initial
-from speculative import MedusaHeads, Sampling, pack
+from speculative import MedusaHeads, Sampling, Tree, pack
 from speculative.cost import Costs, best_length
 
 FORMAT = 3
@@ -36,6 +37,8 @@ LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
 def identity(context: Context) -> dict[str, Any]:
     decoding = context.config.decoding
     settings = asdict(decoding) | {"verification": decoding.verification.name}
+    if not trees.used(decoding):
+        del settings["tree"]
     return {"decoding": settings, "machine": machine(), "seed": context.config.seed}
 
 
@@ -47,10 +50,14 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     draft = prepared(proposer.load(trained, context.dtype, context.target.fingerprint), context.dtype)
     details: dict[str, Any] = {"by_temperature": {}}
     metrics: dict[str, float] = {}
-    plans = []
+    plans, chosen = [], {}
     for planned, entry, named in _plans(context, target, draft, responses):
         plans.append(planned)
-        details["by_temperature"][f"{planned.sampling.temperature:g}"] = entry
+        temperature = planned.sampling.temperature
+        if trees.used(config):
+            chosen[temperature], planned_tree, named_tree = _tree(context, target, draft, responses, planned.sampling)
+            entry["tree"], named = planned_tree, named | named_tree
+        details["by_temperature"][f"{temperature:g}"] = entry
         metrics |= named
     child.metrics(metrics)  # the prediction is on record before the first token is decoded
 
@@ -61,11 +68,12 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         list({r.request.prompt_id: r.request.prompt for r in responses if r.request.split == "test"}.values()),
         config.lossless_tokens,
         max(planned.draft_tokens for planned in plans),
+        list(dict.fromkeys(chosen.values())),
     )
     metrics |= {f"lossless/{name}": details["lossless"][name] for name in LOSSLESS_COUNTS}
 
     low = [helper and pack(helper.to(context.dtype)) for helper in helpers]
-    module = race.Race(target, draft, low, config.verification.name, context.config.seed)
+    module = race.Race(target, draft, low, config.verification.name, context.config.seed, chosen)
     heats = [heat for planned in plans for heat in planned.heats]
     runner = trainer.make(context.config.trainer, folder)
     with trainer.interruptible(runner):
@@ -73,7 +81,10 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     for planned in plans:
         temperature = planned.sampling.temperature
         measured = race.summary([row for row in module.rows if row["temperature"] == temperature], context.config.seed)
-        details["by_temperature"][f"{temperature:g}"] |= measured
+        entry = details["by_temperature"][f"{temperature:g}"]
+        if "tree" in measured:
+            measured["tree"] = entry["tree"] | measured["tree"]
+        entry |= measured
         metrics |= {f"{name}{suffix(temperature, config)}": value for name, value in race.metrics(measured).items()}
     return metrics, details
 
@@ -107,6 +118,27 @@ def _plans(
         }
         metrics = {f"speed/ratio_predicted{end}": planned.predicted, f"draft_tokens{end}": length}
         yield planned, entry, metrics | _alignment_metrics(agreements, end)
+
+
+def _tree(
+    context: Context, target: PreTrainedModel, draft: Proposer, responses: list[Response], sampling: Sampling
+) -> tuple[Tree, dict[str, Any], dict[str, float]]:
+    """The tree to race at one temperature, what is expected of it, and the same as metrics."""
+    config, temperature = context.config.decoding, sampling.temperature
+    texts = held_out.of_split(responses, "validation", temperature)
+    costs = tree_costs_of(context.parent(Stage.calibrate).details, temperature)
+    choice = trees.choose(target, draft, texts, sampling, config, costs, context.config.seed)
+    entry = {
+        "parents": choice.tree.parents,
+        "shape": choice.words,
+        "rates": choice.rates,
+        "recommended": choice.recommended,
+        "predicted": choice.predicted,
+        "tokens_per_round_predicted": choice.tokens_per_round,
+    }
+    named = {"nodes": choice.tree.size, "depth": choice.tree.depth, "ratio_predicted": choice.predicted}
+    end = suffix(temperature, config)
+    return choice.tree, entry, {f"tree/{name}{end}": value for name, value in named.items()}
 
 
 def _agreements(

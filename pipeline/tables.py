@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pipeline import comparison
 from pipeline.calibrate import costs_of
 from pipeline.config import Stage
 from pipeline.context import Context
@@ -50,6 +51,8 @@ def summary(context: Context) -> list[tuple[str, str]]:
         rows += _draft(have[Stage.distil].details)
     if Stage.speculate in have and Stage.calibrate in have:
         rows += _speed(have[Stage.speculate].details, have[Stage.calibrate].details)
+    if Stage.drafters in have:
+        rows += comparison.verdict_rows(have[Stage.drafters].details)
     return rows
 
 
@@ -85,6 +88,8 @@ def _speed(speculate: dict[str, Any], calibrate: dict[str, Any]) -> list[tuple[s
             + " ".join(_number(rate) for rate in entry["by_position"]),
         ))  # fmt: skip
         rows.append((f"speed T={temperature}", _ratio(entry, break_even)))
+        if "tree" in entry:
+            rows.append((f"tree T={temperature}", _tree(entry["tree"])))
         if entry["ratio"]["low"] < 1:
             rows.append((f"verdict T={temperature}", verdict(entry, costs_of(calibrate, float(temperature)), break_even)))
     lossless = speculate["lossless"]
@@ -109,6 +114,18 @@ def _ratio(entry: dict[str, Any], break_even: float) -> str:
     if "ratio_assisted" in entry:
         text += f", its assisted generation {entry['ratio_assisted']['median']:.2f}×"
     return text + f"; break-even overlap {break_even:.2f}"
+
+
+def _tree(tree: dict[str, Any]) -> str:
+    """What was raced beside the chain, what was expected of it and what it brought."""
+    ratio, chain = tree["ratio"], tree["ratio_chain"]
+    return (
+        f"{tree['shape']}: {ratio['median']:.2f}× [{ratio['low']:.2f}, {ratio['high']:.2f}], predicted "
+        f"{tree['predicted']:.2f}×, after prefill {tree['ratio_decoding']['median']:.2f}×; {tree['tokens_per_round']:.2f} "
+        f"tokens a round (predicted {tree['tokens_per_round_predicted']:.2f}); {chain['median']:.2f}× as fast as the chain "
+        f"[{chain['low']:.2f}, {chain['high']:.2f}]"
+        + ("" if tree["recommended"] else "; plain decoding was expected to be faster")
+    )
 
 
 def verdict(entry: dict[str, Any], costs: Costs, break_even: float) -> str:

@@ -70,7 +70,7 @@ WIDTHS = (1, 2, 4, 8, 16)  # of the trees that are timed
 
 def measure_trees(
     target: PreTrainedModel,
-    draft: Draft,
+    draft: Draft | MedusaHeads,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     widths: Sequence[int] = WIDTHS,
@@ -85,15 +85,18 @@ def measure_trees(
             if number > 0:
                 rounds[width].append(_by_round(done.seconds, total(done.acceptance).target_forwards))
         if number > 0:
-            yield tree_costs(rounds)
+            yield tree_costs(rounds, isinstance(draft, MedusaHeads))
 
 
-def tree_costs(rounds: dict[int, list[tuple[float, float, float]]]) -> TreeCosts:
-    """Costs from (draft, target, other) seconds a round by the width w of trees (w, 1), 0 for plain rounds."""
+def tree_costs(rounds: dict[int, list[tuple[float, float, float]]], heads: bool = False) -> TreeCosts:
+    """Costs from (draft, target, other) seconds a round by the width w of trees (w, 1), 0 for plain rounds.
+
+    ``heads`` answer once for the whole tree; what a wider level adds to that are the draws of its children.
+    """
     middle = {width: [median(column) for column in zip(*rows, strict=True)] for width, rows in rounds.items()}
     _, target, other = middle.pop(0)
     plain = target + other
-    step = middle[1][0] / 2
-    draft = {width: (seconds - step) / plain for width, (seconds, _, _) in middle.items()}
+    step = middle[1][0] / (1 if heads else 2)
+    draft = {width: max(seconds - step, 0.0) / plain for width, (seconds, _, _) in middle.items()}
     verify = {2 * width: (target + other) / plain for width, (_, target, other) in middle.items()}
-    return TreeCosts(plain, tuple(draft.items()), ((0, 1.0), *verify.items()))
+    return TreeCosts(plain, tuple(draft.items()), ((0, 1.0), *verify.items()), step / plain if heads else 0.0)

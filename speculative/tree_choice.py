@@ -1,6 +1,6 @@
 """Which tree to draft: the one with the most expected tokens for its cost.
 
-    ratio(tree) = (1 + Σ_nodes reach) / (Σ_levels draft(nodes fed) + verify(nodes))
+    ratio(tree) = (1 + Σ_nodes reach) / (heads + Σ_levels draft(nodes fed) + verify(nodes))
 
 reach(node) = reach(parent) · P(a child of that depth and rank stays | its parent stayed), as measured. A child's chance
 does not depend on how many siblings come after it, so rates that a wide tree measured hold in every part of it; that they
@@ -10,6 +10,7 @@ costs measured on the machine). Nothing here runs a model.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from speculative.tree import LARGEST, Tree
 
@@ -21,12 +22,20 @@ class TreeCosts:
     """Costs in units of one plain step of ``plain_seconds``, each measured at some sizes, in between on straight lines.
 
     ``draft`` are (nodes fed, cost) of one draft forward, its draws included; ``verify`` are (nodes drafted, cost) of the
-    target forward and all the rest of a round; a plain step, (0, 1), is the first.
+    target forward and all the rest of a round; a plain step, (0, 1), is the first. ``heads`` is what
+    Medusa heads cost, once a round; 0 for a draft model.
     """
 
     plain_seconds: float
     draft: tuple[tuple[int, float], ...]
     verify: tuple[tuple[int, float], ...]
+    heads: float = 0.0
+
+    @classmethod
+    def stored(cls, fields: dict[str, Any]) -> "TreeCosts":
+        """The costs that ``dataclasses.asdict`` took apart, and JSON may have kept."""
+        points = {name: tuple((size, cost) for size, cost in fields[name]) for name in ("draft", "verify")}
+        return cls(**fields | points)
 
     @property
     def largest(self) -> int:
@@ -40,7 +49,8 @@ class TreeCosts:
 
     def round(self, tree: Tree) -> float:
         """Cost of a round with ``tree``, in plain steps."""
-        return sum(_between(self.draft, len(level)) for level in tree.levels) + _between(self.verify, tree.size)
+        drafting = self.heads + sum(_between(self.draft, len(level)) for level in tree.levels)
+        return drafting + _between(self.verify, tree.size)
 
 
 def _between(points: Sequence[tuple[int, float]], size: int) -> float:

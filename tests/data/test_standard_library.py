@@ -130,3 +130,12 @@ def test_clip(text, longest, expected):
 def test_a_missing_library_is_a_corpus_error(tmp_path):
     with pytest.raises(CorpusError, match=r"corpus.source=standard_library.*corpus=dataset"):
         standard_library.read(tmp_path / "none")
+
+
+def test_code_to_complete_is_the_first_half_of_functions_of_the_named_modules(tmp_path):
+    body = "\n".join(f"        line_{i} = {i}" for i in range(9))
+    (tmp_path / "wanted.py").write_text(f"class A:\n    def long(self):\n{body}\n\n\ndef short():\n    return 1\n")
+    (tmp_path / "other.py").write_text(f"class B:\n    def long(self):\n{body}\n")
+    half = "def long(self):\n" + "".join(f"    line_{i} = {i}\n" for i in range(4))
+    assert standard_library.beginnings({"wanted"}, tmp_path) == [half]
+    assert standard_library.beginnings({"absent"}, tmp_path) == []

@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from pipeline.check import check
-from pipeline.config import Config, Stage
+from pipeline.config import Config
 from pipeline.errors import PipelineError
 from pipeline.main import flat
 from tests.pipeline.conftest import REPOSITORY, SMOKE, STAGES, command
@@ -81,7 +81,7 @@ def test_flat_names_every_value_by_its_dotted_key():
     with initialize_config_dir(str(CONF), version_base="1.3"):
         values = flat(compose("config", [SMOKE, "trainer.max_steps=7"]))
     assert values["trainer.max_steps"] == 7
-    assert values["stages"] == [stage.name for stage in Stage]
+    assert values["stages"] == [stage.name for stage in Config().stages]
     assert not any(isinstance(value, dict) for value in values.values())
 
 
@@ -106,6 +106,8 @@ POSITIVE = (
     "decoding.prompts",
     "decoding.max_new_tokens",
     "decoding.lossless_tokens",
+    "drafters.prompts",
+    "drafters.max_prompt_tokens",
 )
 
 

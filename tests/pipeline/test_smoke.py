@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.config import Config, Stage
 from pipeline.flow import MODULES
 from tests.pipeline.conftest import SMOKE, STAGES, digest, only, start
 
@@ -36,7 +37,8 @@ def manifest(work, stage):
 
 def test_every_stage_runs(smoke):
     assert smoke.returncode == 0, smoke.stderr
-    assert tuple(stage.name for stage in MODULES) == STAGES
+    assert tuple(stage.name for stage in Config().stages) == STAGES
+    assert set(MODULES) == set(Stage)
     assert re.findall(r"(\w+): begins", smoke.stdout) == list(STAGES)
     assert smoke.seconds < 120
 

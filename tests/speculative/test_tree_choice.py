@@ -1,5 +1,7 @@
 """The chosen tree is the best one: numbers worked by hand, all trees tried, and the counts that the rates come from."""
 
+import json
+from dataclasses import asdict
 from itertools import product
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculative import Draft, Sampling, Tree, generate
+from speculative import Draft, MedusaHeads, Sampling, Tree, generate
 from speculative.calibration import measure_trees, tree_costs
 from speculative.metrics import Log, Ranks
 from speculative.tree_choice import TreeCosts, best_tree, expected_ratio, grow, reach, tokens_per_round
@@ -144,6 +146,31 @@ def test_costs_from_seconds_worked_by_hand():
     assert found.plain_seconds == pytest.approx(0.01)
     assert [pair for point in found.draft for pair in point] == pytest.approx([1, 0.1, 4, 0.3])
     assert [pair for point in found.verify for pair in point] == pytest.approx([0, 1.0, 2, 1.3, 8, 1.7])
+
+
+def test_heads_are_paid_once_a_round_worked_by_hand():
+    """Plain 10 ms; heads draft (1, 1) in 2 ms, (4, 1) in 3 ms: 0.2 once, and 0.1 more for a level of four."""
+    rounds = {0: [(0.0, 0.008, 0.002)], 1: [(0.002, 0.011, 0.002)], 4: [(0.003, 0.014, 0.003)]}
+    found = tree_costs(rounds, heads=True)
+    assert found.heads == pytest.approx(0.2)
+    assert [pair for point in found.draft for pair in point] == pytest.approx([1, 0.0, 4, 0.1])
+    assert found.round(Tree.of((1, 1))) == pytest.approx(0.2 + 1.3)
+    assert found.round(Tree.of((4, 1))) == pytest.approx(0.2 + 0.1 + 1.7)
+
+
+def test_costs_come_back_from_json():
+    found = tree_costs({0: [(0.0, 0.008, 0.002)], 1: [(0.002, 0.011, 0.002)], 4: [(0.003, 0.014, 0.003)]}, heads=True)
+    assert TreeCosts.stored(json.loads(json.dumps(asdict(found)))) == found
+
+
+def test_trees_of_heads_are_timed_too():
+    target = tiny()
+    heads = MedusaHeads(2, 32, 48).eval()
+    *_, found = measure_trees(target, heads, [[1, 2, 3]] * 2, Sampling(0.0), (1, 3), new_tokens=6)
+    assert found.heads > 0
+    assert found.draft[0] == (1, 0.0)
+    with pytest.raises(ValueError, match="1 Medusa heads, they cannot draft 2 tokens deep"):
+        list(measure_trees(target, MedusaHeads(1, 32, 48).eval(), [[1, 2, 3]] * 2, Sampling(0.0), (1,), new_tokens=6))
 
 
 def test_trees_are_timed_in_the_loop_that_uses_them():

@@ -1,0 +1,122 @@
+"""Which drafter is fastest on which kind of prompt, from the seconds and counts of every way on every prompt.
+
+A way's ratio is the median over prompts of plain time ÷ its time. "Wins" means that both intervals, over plain decoding
+and over the next best way on the same prompts, lie above 1; all else is said as what it is. Pure; it knows no model.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.statistics import median_interval
+from speculative.metrics import total
+
+ALL, PLAIN = "all prompts", "none"
+LEGEND = (
+    "Each cell: speed ratio to plain decoding, median over prompts [95 % bootstrap interval], then tokens a round. "
+    "All ways decoded each prompt one after the other. Weights are those beside the target's, in MiB, before packing and "
+    "without the draft's own cache; training is wall time on this machine."
+)
+
+
+def summarise(rows: Sequence[dict[str, Any]], names: Sequence[str], seed: int) -> dict[str, Any]:
+    """Figures by kind, the last of all prompts.
+
+    ``rows`` have ``kind`` and by the name of each way ``seconds`` (by name) and ``acceptance`` (by name).
+    """
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    groups = {kind: [row for row in rows if row["kind"] == kind] for kind in kinds} | {ALL: list(rows)}
+    return {kind: _kind(group, names, seed) for kind, group in groups.items()}
+
+
+def _kind(rows: Sequence[dict[str, Any]], names: Sequence[str], seed: int) -> dict[str, Any]:
+    figures = {
+        name: {
+            "tokens_per_round": total(row["acceptance"][name] for row in rows).tokens_per_round,
+            "ratio": _ratio(rows, PLAIN, name, seed),
+        }
+        for name in names
+    }
+    drafting = sorted((name for name in names if name != PLAIN), key=lambda name: -figures[name]["ratio"]["median"])
+    best, *others = drafting
+    margin = _ratio(rows, others[0], best, seed) if others else None
+    return {"prompts": len(rows), "ways": figures, "best": best, "next": others[0] if others else None, "margin": margin}
+
+
+def _ratio(rows: Sequence[dict[str, Any]], above: str, below: str, seed: int) -> dict[str, float]:
+    values = [row["seconds"][above] / row["seconds"][below] for row in rows]
+    return dict(zip(("median", "low", "high"), median_interval(values, seed), strict=True))
+
+
+def verdict(figures: dict[str, Any]) -> str:
+    """Who wins on one kind of prompt, in a sentence."""
+    best, ratio, margin = figures["best"], figures["ways"][figures["best"]]["ratio"], figures["margin"]
+    if ratio["low"] <= 1:
+        return f"no drafter is shown to beat plain decoding; {best} comes nearest, {_interval(ratio)}"
+    if margin is None or margin["low"] > 1:
+        return f"{best} wins, {_interval(ratio)}"
+    return f"{best} leads, {_interval(ratio)}, but is not shown to be faster than {figures['next']}"
+
+
+def verdict_rows(details: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and sentence for each kind of prompt at each temperature."""
+    return [
+        (f"{kind} T={temperature}", verdict(figures))
+        for temperature, entry in details["by_temperature"].items()
+        for kind, figures in entry["kinds"].items()
+    ]
+
+
+def table(entry: dict[str, Any]) -> list[list[str]]:
+    """The header and a line for each way, at one temperature."""
+    kinds = entry["kinds"]
+    header = ["drafter", "set to", "weights", "training", *(f"{kind} ({kinds[kind]['prompts']})" for kind in kinds)]
+    return [header, *([*_facts(way), *(_cell(kinds[kind]["ways"][way["name"]]) for kind in kinds)] for way in entry["ways"])]
+
+
+def _facts(way: dict[str, Any]) -> list[str]:
+    weights = f"{way['bytes'] / 2**20:.1f}" if way["bytes"] else "–"
+    seconds = way["training_seconds"] if way["bytes"] else math.nan
+    return [way["name"], way["words"], weights, "–" if math.isnan(seconds) else f"{seconds / 60:.0f} min"]
+
+
+def _cell(figures: dict[str, Any]) -> str:
+    return f"{_interval(figures['ratio'])}; {figures['tokens_per_round']:.2f}"
+
+
+def _interval(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+
+
+def lossless(entry: dict[str, Any]) -> str:
+    """What a greedy race says of losslessness; nothing is compared above temperature 0."""
+    if entry["different"] is None:
+        return ""
+    return f"Of {entry['compared']} greedy outputs {entry['different']} differ from plain decoding's."
+
+
+def markdown(details: dict[str, Any]) -> str:
+    """The tables, and who wins where."""
+    parts = []
+    for temperature, entry in details["by_temperature"].items():
+        header, *lines = table(entry)
+        rows = [
+            "| " + " | ".join(cell.replace("|", "/") for cell in line) + " |"
+            for line in (header, ["---"] * len(header), *lines)
+        ]
+        verdicts = [f"- {kind}: {verdict(figures)}." for kind, figures in entry["kinds"].items()]
+        parts += [f"## Drafters at temperature {temperature}", "\n".join(rows), "\n".join(verdicts), lossless(entry)]
+    return "\n\n".join([part for part in parts if part] + [LEGEND]) + "\n"
+
+
+def metrics(entry: dict[str, Any], end: str) -> dict[str, float]:
+    """Figures over all prompts, by way."""
+    found = {}
+    for name, figures in entry["kinds"][ALL]["ways"].items():
+        way = name.replace(", ", "_").replace(" ", "_")
+        found[f"drafters/{way}/tokens_per_round{end}"] = figures["tokens_per_round"]
+        found |= {
+            f"drafters/{way}/ratio{part}{end}": figures["ratio"][key]
+            for part, key in (("", "median"), ("_low", "low"), ("_high", "high"))
+        }
+    return found
