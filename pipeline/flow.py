@@ -161,7 +161,10 @@ def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
     with _alone(stage, folder):
         if not (folder / MANIFEST).is_file():
             log.info("%s: begins (%s)", stage.name, folder.name)
-            tags, read = {"stage": stage.name, "fingerprint": folder.name, "folder": str(folder)}, parents(stage, context.config)
+            tags, read = (
+                {"stage": stage.name, "fingerprint": folder.name, "folder": str(folder)},
+                parents(stage, context.config),
+            )
             draft = folder_hash(context.parent(Stage.distil).folder / "draft") if Stage.distil in read else None
             with run.child(stage.name, tags) as child:
                 metrics, details = _run(module, context, folder, child)

@@ -49,7 +49,9 @@ class Draftsmith:
 
     def decode(self, prompt: list[int], new_tokens: int, draft: str | None, drafted: int) -> Decoded:
         helper = self.drafts[draft] if draft else None
-        done = self.generate(self.target, helper, [prompt], max_new_tokens=new_tokens, num_draft_tokens=drafted, eos_token_ids=[])
+        done = self.generate(
+            self.target, helper, [prompt], max_new_tokens=new_tokens, num_draft_tokens=drafted, eos_token_ids=[]
+        )
         counts = done.acceptance[0]
         return Decoded(done.tokens[0], counts.proposed, counts.accepted, counts.target_forwards if draft else 0)
 
