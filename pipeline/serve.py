@@ -106,9 +106,9 @@ def _llama_cpp(export: Export, length: int) -> str:
     return f"""## llama.cpp: not run
 
 ```console
-llama-server -m TARGET.gguf -md DRAFT/{GGUF} --draft-max {length} --draft-min 1
+llama-server -m TARGET.gguf -md DRAFT/{GGUF} --spec-type draft-simple --spec-draft-n-max {length}
 ```
 
-Newer builds call the last two `--spec-draft-n-max` and `--spec-draft-n-min`. Its rules for the two vocabularies were
-checked; the target's GGUF file must be of the same tokenizer.
+Builds without `--spec-type` call the last one `--draft-max`; newer ones draft nothing unless they are told the type. Its
+rules for the two vocabularies were checked; the target's GGUF file must be of the same tokenizer.
 """

@@ -132,9 +132,8 @@ def summary(racer: Racer, way: Way, seed: int = 0) -> dict[str, Any]:
         return found
     ratios = [row[PLAIN]["seconds"] / row[way]["seconds"] for row in rows]
     proposed, accepted, rounds = (sum(row[way][name] for row in rows) for name in ("proposed", "accepted", "rounds"))
-    emitted = sum(len(row[way]["tokens"]) - 1 for row in rows)  # less the prefill's
     found |= dict(zip(("ratio", "low", "high"), median_interval(ratios, seed), strict=True))
-    found |= {"accepted": accepted, "proposed": proposed, "tokens_per_round": emitted / rounds if rounds else float("nan")}
+    found |= {"accepted": accepted, "proposed": proposed, "tokens_per_round": 1 + accepted / rounds}
     found["round_cost"] = found["tokens_per_round"] / found["ratio"]
     differing = [(number, difference(row[PLAIN]["tokens"], row[way]["tokens"])) for number, row in enumerate(rows)]
     places = [(number, place) for number, place in differing if place is not None]

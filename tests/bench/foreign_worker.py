@@ -152,22 +152,30 @@ class LlamaCppPython:
 
 
 class LlamaServer:
-    """llama.cpp's own server, one without a draft and one for each draft, asked over HTTP on this machine."""
+    """llama.cpp's own server, asked over HTTP on this machine: one for each draft and K, which no request can change.
+
+    A server starts when it is first asked, which is for warmth.
+    """
 
     def __init__(self, target: str, drafts: dict[str, str], threads: int, longest: int) -> None:
-        binary = os.environ["LLAMA_SERVER"]
-        said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
+        self.binary, self.drafts = os.environ["LLAMA_SERVER"], drafts
+        said = subprocess.run([self.binary, "--version"], capture_output=True, text=True, check=False)
         self.version = " ".join((said.stderr or said.stdout).split()[:4])
-        common = ["-m", target, "-c", str(longest), "-t", str(threads), "-tb", str(threads), "-np", "1", "--no-webui"]
-        self.ports = {None: _serve([binary, *common])}
-        for name, path in drafts.items():
-            self.ports[name] = _serve([binary, *common, "-md", path])
+        self.common = ["-m", target, "-c", str(longest), "-t", str(threads), "-tb", str(threads), "-np", "1", "--no-webui"]
+        self.ports: dict[tuple[str | None, int], int] = {}
+
+    def _port(self, draft: str | None, drafted: int) -> int:
+        if (draft, drafted) not in self.ports:
+            more = []
+            if draft is not None:
+                more = ["-md", self.drafts[draft], "--spec-type", "draft-simple", "--spec-draft-n-max", str(drafted)]
+            self.ports[draft, drafted] = _serve([self.binary, *self.common, *more])
+        return self.ports[draft, drafted]
 
     def decode(self, prompt: list[int], new_tokens: int, draft: str | None, drafted: int) -> Decoded:
         order = {"prompt": prompt, "n_predict": new_tokens, "temperature": 0.0, "ignore_eos": True, "cache_prompt": False}
         order |= {"return_tokens": True, "samplers": ["top_k"], "top_k": 1}
-        order |= {f"speculative.{name}": value for name, value in (("n_max", drafted), ("n_min", 0), ("p_min", 0.0))}
-        address = f"http://127.0.0.1:{self.ports[draft]}/completion"
+        address = f"http://127.0.0.1:{self._port(draft, drafted)}/completion"
         request = urllib.request.Request(address, json.dumps(order).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=600) as reply:
             done = json.load(reply)

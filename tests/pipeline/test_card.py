@@ -161,7 +161,7 @@ def test_every_engine_has_its_command_and_says_whether_it_ran():
     assert json.loads(config) == {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 2}
     assert "--speculative-num-steps 2" in text
     assert "--speculative-num-draft-tokens 3" in text
-    assert "-md DRAFT/draft.gguf --draft-max 2" in text
+    assert "-md DRAFT/draft.gguf --spec-type draft-simple --spec-draft-n-max 2" in text
 
 
 def test_commands_name_only_files_that_are_there():
