@@ -5,6 +5,7 @@ not there, a layer that the target lacks) the stage itself refuses.
 """
 
 import math
+import re
 from itertools import accumulate
 from operator import mul
 
@@ -209,3 +210,5 @@ def _export(export: Export) -> None:
     require(0 <= overlap <= 1, "export.minimum_overlap", overlap, "give a number from 0 to 1; 0 asks for nothing")
     require(0 <= ratio < float("inf"), "export.minimum_ratio", ratio, "give a number ≥ 0; 0 asks for nothing")
     require(memory is None or memory > 0, "export.maximum_memory", memory, "give MiB above 0, or null for no limit")
+    plain = export.register is None or re.fullmatch(r"\w[\w.-]*", export.register) is not None
+    require(plain, "export.register", export.register, "give a name of letters, digits, dots, dashes and underscores, or null")

@@ -261,6 +261,7 @@ class Export:
     minimum_ratio: float = 1.0
     lossless: bool = True
     maximum_memory: float | None = None
+    register: str | None = None
 
     @property
     def with_transformers(self) -> bool:

@@ -1,16 +1,34 @@
 """A draft that exists already: loaded from a folder, and refused unless its tokenizer is the target's.
 
 Equal sizes prove nothing; every id must stand for the same string, or the draft proposes other text than it means.
+Whether it is distilled further or measured as it is, the stages say: without logits, distil and export nothing trains it.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from data.artifact import file_hash, fingerprint
+from pipeline.config import Config, Stage
 from pipeline.errors import PipelineError
 from speculative.vocabulary import first_difference
+
+TRAINING = {Stage.logits, Stage.distil, Stage.export}  # stages that ask for a draft distilled here
+MEASURING = {Stage.speculate, Stage.report}
+WHOLE = {"layers": [], "width": None, "fit_head": False, "vocabulary_size": 0, "coverage": None}  # settings of all of it
+
+
+def as_it_is(config: Config) -> bool:
+    """Whether the draft at ``draft.path`` is to be measured as it is: all of it, undistilled."""
+    wanted = set(config.stages)
+    return config.draft.path is not None and bool(wanted & MEASURING) and not wanted & TRAINING
+
+
+def settled(config: Config) -> Config:
+    """The configuration of measuring the whole draft: nothing is cut from it, and nothing kept for training."""
+    return replace(config, draft=replace(config.draft, **WHOLE), generate=replace(config.generate, keep_states=False))
 
 
 def load(path: str, target_tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

@@ -19,7 +19,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from data.artifact import MANIFEST, folder_hash, publish_folder, write_json
 from data.responses import Response, read_shards
-from pipeline import card, gate, gguf_model, gguf_vocabulary, heads_export, parity, proposer, serve
+from pipeline import card, engine_rules, gate, gguf_model, gguf_vocabulary, heads_export, parity, proposer, registry, serve
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
@@ -37,6 +37,8 @@ log = logging.getLogger("draftsmith")
 def identity(context: Context) -> dict[str, Any]:
     export = context.config.export
     settings = {key: value for key, value in asdict(export).items() if key != "overwrite"}
+    if export.register is None:
+        del settings["register"]  # it shapes no file; a name asks for an export that is registered
     return {"export": settings | {"format": export.format.name, "gguf_type": export.gguf_type.name}}
 
 
@@ -81,7 +83,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         likeness.update(_prove(context, trained, temporary, [r for r in responses if r.request.split == "test"]))
 
     place = _publish(context, folder, fill)
-    return _result(place, evidence, {form: asdict(found) for form, found in likeness.items()})
+    return _result(context, child, place, evidence, {form: asdict(found) for form, found in likeness.items()})
 
 
 def _heads(
@@ -98,7 +100,7 @@ def _heads(
         heads_export.write(context, heads, evidence, next(iter(entries))["draft_tokens"], child.run_id, temporary)
         likeness["heads"] = heads_export.prove(context, heads, temporary, prompts)
 
-    return _result(_publish(context, folder, fill), evidence, likeness)
+    return _result(context, child, _publish(context, folder, fill), evidence, likeness)
 
 
 def _publish(context: Context, folder: Path, fill: Callable[[Path], None]) -> Path:
@@ -114,11 +116,19 @@ def _publish(context: Context, folder: Path, fill: Callable[[Path], None]) -> Pa
 
 
 def _result(
-    place: Path, evidence: dict[str, Any], likeness: dict[str, dict[str, Any]]
+    context: Context, child: Run, place: Path, evidence: dict[str, Any], likeness: dict[str, dict[str, Any]]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Metrics and details: where the export is, what the gate said, and how each form compares with what was trained."""
+    """Metrics and details: where the export is, what the gate said, how each form compares with what was trained, and what
+    the registry made of it."""
     metrics = {f"export/{form}/{name}": float(value) for form, found in likeness.items() for name, value in found.items()}
-    return metrics, {"folder": os.path.relpath(place), "gate": evidence["gate"], "passed": evidence["passed"], **likeness}
+    details = {"folder": os.path.relpath(place), "gate": evidence["gate"], "passed": evidence["passed"], **likeness}
+    if context.config.export.register is not None:
+        made = registry.register(context, child, place, evidence["passed"])
+        moved = "moved to it" if made.leads else "stays where it was"
+        log.info("export: version %d of %s; %s %s: %s", made.version, made.name, registry.ALIAS, moved, made.reason)
+        metrics |= {"registry/version": made.version, "registry/leads": made.leads}
+        details["registered"] = asdict(made)
+    return metrics, details
 
 
 def _destination(context: Context, folder: Path) -> Path:
@@ -203,7 +213,10 @@ def _write(context: Context, expansion: Expansion, evidence: dict[str, Any], run
             raise PipelineError(f"export.format=gguf: llama.cpp would not let this draft serve its target ({difference})")
     (folder / "README.md").write_text(card.model_card(context, expansion.excluded_mass), encoding="utf-8")
     by_temperature = context.parent(Stage.speculate).details["by_temperature"]
-    (folder / "serve.md").write_text(serve.instructions(export, by_temperature), encoding="utf-8")
+    length = next(iter(by_temperature.values()))["draft_tokens"]
+    target = AutoConfig.from_pretrained(context.target.folder, trust_remote_code=False)
+    text = serve.instructions(export, by_temperature, engine_rules.refusals(length, target, model.config))
+    (folder / "serve.md").write_text(text, encoding="utf-8")
     write_json(folder / "gate.json", evidence)
     write_json(folder / PROVENANCE, card.provenance(context, run_id))
 

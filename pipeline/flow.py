@@ -20,10 +20,12 @@ from filelock import FileLock, Timeout
 from data.artifact import MANIFEST, differences, fingerprint, folder_hash, write_json
 from data.shards import DamagedShardError
 from pipeline import (
+    as_it_is,
     calibrate,
     corpus,
     distil,
     drafters,
+    existing,
     export,
     generate,
     lineage,
@@ -41,6 +43,7 @@ from pipeline.context import Artifact, Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
 from pipeline.noise import quieten
+from pipeline.route import PARENTS, ancestors, parents
 
 log = logging.getLogger("draftsmith")
 
@@ -55,17 +58,6 @@ MODULES = {
     Stage.export: export,
     Stage.drafters: drafters,
 }
-PARENTS: dict[Stage, tuple[Stage, ...]] = {
-    Stage.corpus: (),
-    Stage.generate: (Stage.corpus,),
-    Stage.logits: (Stage.generate,),
-    Stage.distil: (Stage.logits, Stage.generate),
-    Stage.calibrate: (Stage.generate,),
-    Stage.speculate: (Stage.calibrate, Stage.distil, Stage.generate),
-    Stage.report: (Stage.speculate, Stage.calibrate, Stage.distil, Stage.logits, Stage.generate, Stage.corpus),
-    Stage.export: (Stage.speculate, Stage.distil, Stage.generate),
-    Stage.drafters: (Stage.distil, Stage.generate, Stage.corpus),
-}
 
 
 def execute(
@@ -79,10 +71,12 @@ def execute(
     if config.threads:
         torch.set_num_threads(config.threads)
     quieten()
+    if existing.as_it_is(config):
+        config, params = existing.settled(config), params | {f"draft.{name}": value for name, value in existing.WHOLE.items()}
     context = Context(config, work, output, overrides)
     tags = {"git_sha": _git_sha(), "machine": str(machine()["cpu"]), "threads": str(machine()["threads"])}
     if config.logits.dry_run:
-        context.artifacts = {stage: _finished(stage, context) for stage in ancestors(list(PARENTS[Stage.logits]))}
+        context.artifacts = {stage: _finished(stage, context) for stage in ancestors(list(PARENTS[Stage.logits]), config)}
         rehearsal.show(context)
         return float("nan")
     if token is None:
@@ -96,7 +90,7 @@ def execute(
         run.text(yaml.safe_dump(nested(params), sort_keys=False), "config.yaml")
         if token is not None:
             _look_ahead(context)
-        for stage in ancestors(config.stages):
+        for stage in ancestors(config.stages, config):
             try:
                 context.artifacts[stage] = _reach(stage, context, run)
             except PipelineError:
@@ -154,21 +148,9 @@ def run_name(overrides: list[str]) -> str:
     return " ".join(shown)[:200] or "default"
 
 
-def ancestors(wanted: list[Stage]) -> list[Stage]:
-    """The wanted stages and all that they rest on, in running order."""
-    needed: set[Stage] = set()
-    waiting = list(wanted)
-    while waiting:
-        stage = waiting.pop()
-        if stage not in needed:
-            needed.add(stage)
-            waiting.extend(PARENTS[stage])
-    return [stage for stage in Stage if stage in needed]
-
-
 def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
     """The stage's result: found, or made now if it is wanted."""
-    module = MODULES[stage]
+    module = _module(stage, context.config)
     identity, folder = _place(stage, context)
     inspected = stage is Stage.logits and (context.config.logits.verify or context.config.logits.repair)
     if inspected and not (folder / MANIFEST).is_file():
@@ -179,16 +161,17 @@ def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
                 logits.inspect(context, folder)
         log.info("%s: nothing has changed, skipped (%s)", stage.name, folder.name)
         return _read(stage, folder)
-    if stage not in context.config.stages:
+    if stage not in context.config.stages and not existing.as_it_is(context.config):
         raise PipelineError(_missing(stage, identity, folder))
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(stage, folder):
         if not (folder / MANIFEST).is_file():
             log.info("%s: begins (%s)", stage.name, folder.name)
             tags = {"stage": stage.name, "fingerprint": folder.name, "folder": str(folder)}
-            draft = folder_hash(context.parent(Stage.distil).folder / "draft") if Stage.distil in PARENTS[stage] else None
+            before = parents(stage, context.config)
+            draft = folder_hash(context.parent(Stage.distil).folder / "draft") if Stage.distil in before else None
             with run.child(stage.name, tags) as child:
-                read = lineage.of(context, map(context.parent, PARENTS[stage]))
+                read = lineage.of(context, map(context.parent, before))
                 child.reads(read.data, read.models)
                 metrics, details = _run(module, context, folder, child)
                 made = lineage.of(context, [Artifact(stage, folder, folder.name, metrics, details)])
@@ -200,21 +183,25 @@ def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
     return _read(stage, folder)
 
 
+def _module(stage: Stage, config: Config) -> Any:
+    return as_it_is if stage is Stage.distil and existing.as_it_is(config) else MODULES[stage]
+
+
 def _place(stage: Stage, context: Context) -> tuple[dict[str, Any], Path]:
     """The identity of a stage's result, and its folder."""
-    module = MODULES[stage]
+    module = _module(stage, context.config)
     identity = {
         "stage": stage.name,
         "format": module.FORMAT,
         **module.identity(context),
-        "parents": {parent.name: context.parent(parent).fingerprint for parent in PARENTS[stage]},
+        "parents": {parent.name: context.parent(parent).fingerprint for parent in parents(stage, context.config)},
     }
     return identity, context.work / "artifacts" / stage.name / fingerprint(identity)
 
 
 def _foreseen(context: Context, wanted: list[Stage]) -> dict[Stage, Path]:
     """The folders that the wanted stages and their ancestors will have: identities say all that shapes a result."""
-    for stage in ancestors(wanted):
+    for stage in ancestors(wanted, context.config):
         folder = _place(stage, context)[1]
         context.artifacts[stage] = Artifact(stage, folder, folder.name, {}, {})
     folders = {stage: artifact.folder for stage, artifact in context.artifacts.items()}

@@ -18,13 +18,14 @@ import speculative
 from data.responses import Request, Response, batches, read_shards, write_shard
 from data.splits import read_split
 from data.states import states_file, write_states
-from pipeline import trainer
+from pipeline import existing, trainer
 from pipeline.config import Generate, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.tracking import Run
 
 FORMAT = 2
+EVALUATION = ("validation", "test")  # all that is answered where nothing is trained
 
 
 def identity(context: Context) -> dict[str, Any]:
@@ -34,6 +35,7 @@ def identity(context: Context) -> dict[str, Any]:
         "system_prompt": context.config.target.system_prompt,
         "generate": asdict(context.config.generate),
         "seed": context.config.seed,
+        **({"splits": list(EVALUATION)} if existing.as_it_is(context.config) else {}),
     }
 
 
@@ -42,6 +44,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     tokenizer = context.target.tokenizer()
     corpus = context.parent(Stage.corpus).folder
     requests, truncated = _requests(corpus, tokenizer, config, context.config.target.system_prompt)
+    if existing.as_it_is(context.config):  # keys stay, and with them the answers
+        requests = [request for request in requests if request.split in EVALUATION]
     work = list(enumerate(batches(requests, config.batch_size)))
     waiting = [(number, batch) for number, batch in work if not _shard(folder, number).is_file()]
     started = time.perf_counter()

@@ -80,6 +80,9 @@ def _export(context: Context, artifact: Artifact) -> Model:
 
 
 def _tags(context: Context, artifact: Artifact, parent: Stage) -> dict[str, str]:
+    """A draft that is measured as it is was made from no cache."""
+    source = context.artifacts.get(parent)
     own = context.config.export.path if artifact.stage is Stage.export else None
     folder = artifact.folder / "draft" if own is None else Path(own).expanduser().resolve()
-    return {"fingerprint": artifact.fingerprint, "made_from": context.parent(parent).fingerprint, "folder": str(folder)}
+    made_from = {"made_from": source.fingerprint} if source else {}
+    return {"fingerprint": artifact.fingerprint, **made_from, "folder": str(folder)}

@@ -3,17 +3,20 @@
 The words of other engines are from their documentation; a command that was not run says so.
 """
 
+import json
 from typing import Any
 
+from pipeline import engine_rules
 from pipeline.config import Export
 
 GGUF = "draft.gguf"
 
 
-def instructions(export: Export, by_temperature: dict[str, Any]) -> str:
-    """Markdown with one section an engine. K is that of the first temperature measured."""
+def instructions(export: Export, by_temperature: dict[str, Any], refusals: dict[str, str | None]) -> str:
+    """Markdown with one section an engine. K is that of the first temperature measured; ``refusals`` are those of
+    ``engine_rules``."""
     length = next(iter(by_temperature.values()))["draft_tokens"]
-    sections = (_transformers(export, by_temperature, length), _servers(export, length), _llama_cpp(export, length))
+    sections = (_transformers(export, by_temperature, length), _servers(export, length, refusals), _llama_cpp(export, length))
     return "\n".join([HEADER, *sections])
 
 
@@ -53,24 +56,32 @@ def _measured(by_temperature: dict[str, Any]) -> str:
     return f"measured, {', '.join(ratios)} (ratio of medians of the time without and with the draft)"
 
 
-def _servers(export: Export, length: int) -> str:
+def _checked(refusal: str | None) -> str:
+    return (
+        "not run; its documented rules are met" if refusal is None else f"not run; refused by its documented rules: {refusal}"
+    )
+
+
+def _servers(export: Export, length: int, refusals: dict[str, str | None]) -> str:
     if not export.with_transformers:
         return "## vLLM, SGLang, OpenVINO GenAI: not run\n\nThey read safetensors; export with export.format=both.\n"
-    return f"""## vLLM: not run
+    flags = " \\\n    ".join(f"--{name} {value}" for name, value in engine_rules.sglang(length).items())
+    return f"""## vLLM: {_checked(refusals["vLLM"])}
 
 ```console
-vllm serve TARGET --speculative-config '{{"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": {length}}}'
+vllm serve TARGET --speculative-config '{json.dumps(engine_rules.vllm(length))}'
 ```
 
-Both models need the same tensor-parallel size.
+Both models need the same tensor-parallel size; text beyond the shorter of their contexts is written without drafts.
 
-## SGLang: not run
+## SGLang: {_checked(refusals["SGLang"])}
 
 ```console
-python -m sglang.launch_server --model-path TARGET --speculative-algorithm STANDALONE \\
-    --speculative-draft-model-path DRAFT --speculative-num-steps {length} --speculative-eagle-topk 1 \\
-    --speculative-num-draft-tokens {length + 1}
+python -m sglang.launch_server --model-path TARGET \\
+    {flags}
 ```
+
+It takes such drafts without data-parallel attention only.
 
 ## OpenVINO GenAI: not run
 
@@ -95,9 +106,9 @@ def _llama_cpp(export: Export, length: int) -> str:
     return f"""## llama.cpp: not run
 
 ```console
-llama-server -m TARGET.gguf -md DRAFT/{GGUF} --draft-max {length} --draft-min 1
+llama-server -m TARGET.gguf -md DRAFT/{GGUF} --spec-type draft-simple --spec-draft-n-max {length}
 ```
 
-Newer builds call the last two `--spec-draft-n-max` and `--spec-draft-n-min`. Its rules for the two vocabularies were
-checked; the target's GGUF file must be of the same tokenizer.
+Builds without `--spec-type` call the last one `--draft-max`; newer ones draft nothing unless they are told the type. Its
+rules for the two vocabularies were checked; the target's GGUF file must be of the same tokenizer.
 """

@@ -66,6 +66,8 @@ def _draft(details: dict[str, Any]) -> list[tuple[str, str]]:
         f"{words(shape)} (covers {details['vocabulary_coverage']:.1%} of generated text), "
         f"{shape['parameters'] / 1e6:.1f} M parameters, {shape['read_per_step'] / 1e6:.1f} M read a step"
     )
+    if not details["train_positions"]:
+        return [("draft", text), ("training", "none: measured as it is")]
     training = f"{details['train_positions']:,} positions, {details['epochs']:.1f} epochs, best at step {details['best_step']}"
     return [("draft", text), ("training", training)]
 

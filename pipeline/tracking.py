@@ -115,6 +115,10 @@ class Run:
         with self._writing():
             self.client.log_artifact(self.run_id, str(path))
 
+    def folder(self, path: Path, name: str) -> None:
+        with self._writing():
+            self.client.log_artifacts(self.run_id, str(path), name)
+
     def text(self, text: str, name: str) -> None:
         with self._writing():
             self.client.log_text(self.run_id, text, name)

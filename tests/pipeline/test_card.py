@@ -149,8 +149,11 @@ def test_overrides_that_may_be_shown(override, shown):
     assert card.shareable([override]) == [shown]
 
 
+MET = {"vLLM": None, "SGLang": None}
+
+
 def test_every_engine_has_its_command_and_says_whether_it_ran():
-    text = serve.instructions(Export(format=Format.both), MEASURED["by_temperature"])
+    text = serve.instructions(Export(format=Format.both), MEASURED["by_temperature"], MET)
     assert "## transformers: measured, 1.25× at temperature 0" in text  # 1.5 ÷ 1.2
     for engine in ("vLLM", "SGLang", "OpenVINO GenAI", "llama.cpp"):
         assert f"## {engine}: not run" in text
@@ -158,17 +161,17 @@ def test_every_engine_has_its_command_and_says_whether_it_ran():
     assert json.loads(config) == {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": 2}
     assert "--speculative-num-steps 2" in text
     assert "--speculative-num-draft-tokens 3" in text
-    assert "-md DRAFT/draft.gguf --draft-max 2" in text
+    assert "-md DRAFT/draft.gguf --spec-type draft-simple --spec-draft-n-max 2" in text
 
 
 def test_commands_name_only_files_that_are_there():
-    plain = serve.instructions(Export(), MEASURED["by_temperature"])
+    plain = serve.instructions(Export(), MEASURED["by_temperature"], MET)
     assert "draft.gguf" not in plain
-    alone = serve.instructions(Export(format=Format.gguf), MEASURED["by_temperature"])
+    alone = serve.instructions(Export(format=Format.gguf), MEASURED["by_temperature"], MET)
     assert 'from_pretrained("DRAFT", gguf_file="draft.gguf")' in alone
     assert "vllm serve" not in alone
 
 
 def test_speed_that_was_not_measured_is_not_claimed():
     entry = {k: v for k, v in MEASURED["by_temperature"]["0"].items() if k not in ("ratio_transformers", "ratio_assisted")}
-    assert "## transformers: output checked, speed not measured" in serve.instructions(Export(), {"0": entry})
+    assert "## transformers: output checked, speed not measured" in serve.instructions(Export(), {"0": entry}, MET)
