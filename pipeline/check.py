@@ -91,6 +91,8 @@ def _codec(codec: Codec, objective: Objective) -> None:
     require(codec.tail_samples >= 0, "codec.tail_samples", codec.tail_samples, "0 draws none")
     error = codec.max_overlap_error
     require(0 < error < 1, "codec.max_overlap_error", error, "give a number between 0 and 1")
+    mass = codec.top_mass
+    require(mass is None or 0 < mass < 1, "codec.top_mass", mass, "give a share of the mass between 0 and 1, or null")
     require(codec.bits in (8, 16), "codec.bits", codec.bits, "give 8 or 16")
     unfit = refusal(codec.kind.name, objective.divergence.name)
     refused = unfit if codec.kind is not Coding.auto else None  # it looks for one that can

@@ -84,6 +84,7 @@ class Coding(Enum):
 class Codec:
     kind: Coding = Coding.topk
     top_k: int = 32
+    top_mass: float | None = None
     evaluation_top_k: int = 1024
     tail_samples: int = 14
     samples: int = 64
