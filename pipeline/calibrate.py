@@ -36,6 +36,7 @@ def identity(context: Context) -> dict[str, Any]:
         "decoding": {key: asdict(config.decoding)[key] for key in ("temperatures", "top_k", "top_p", "min_p", "longest_draft")},
         "machine": machine(),
         "precision": str(context.dtype),
+        **context.target.padding,
     }
 
 
@@ -55,7 +56,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
             raise PipelineError(f"corpus.validation={context.config.corpus.validation}: calibration needs two or more answers")
         prompts = [text.request.prompt for text in texts]
         repeats = [prompts[i % len(prompts)] for i in range(REPEATS)]
-        steps[temperature] = measure(target, draft, repeats, sampling_of(config, temperature), longest)
+        steps[temperature] = measure(target, draft, repeats, sampling_of(config, temperature), longest, context.target.ids)
     for temperature, costs in _in_turns(steps).items():
         entry = {"costs": asdict(costs), "break_even_overlap": break_even_overlap(costs)}
         details["by_temperature"][f"{temperature:g}"] = entry

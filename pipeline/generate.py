@@ -34,6 +34,7 @@ def identity(context: Context) -> dict[str, Any]:
         "system_prompt": context.config.target.system_prompt,
         "generate": asdict(context.config.generate),
         "seed": context.config.seed,
+        **context.target.padding,
     }
 
 
@@ -50,7 +51,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         _check_context(model, requests, config)
         if config.keep_states:
             _check_disk(model, sum(len(batch) for _, batch in waiting) * config.max_new_tokens, folder)
-        module = _Generator(model, folder, config, eos_token_ids(model, tokenizer), context.config.seed)
+        module = _Generator(model, folder, context, eos_token_ids(model, tokenizer))
         runner = trainer.make(context.config.trainer, folder)
         with trainer.interruptible(runner):
             runner.predict(module, DataLoader(waiting, batch_size=None, collate_fn=lambda item: item), return_predictions=False)
@@ -138,9 +139,10 @@ def _shard(folder: Path, number: int) -> Path:
 class _Generator(L.LightningModule):
     """One batch of requests in, one shard out."""
 
-    def __init__(self, model: PreTrainedModel, folder: Path, config: Generate, eos: list[int], seed: int) -> None:
+    def __init__(self, model: PreTrainedModel, folder: Path, context: Context, eos: list[int]) -> None:
         super().__init__()
-        self.model, self.folder, self.config, self.eos, self.seed = model, folder, config, eos, seed
+        self.model, self.folder, self.eos = model, folder, eos
+        self.config, self.seed, self.ids = context.config.generate, context.config.seed, context.target.ids
 
     def predict_step(self, item: tuple[int, list[Request]]) -> int:
         number, batch = item
@@ -151,6 +153,7 @@ class _Generator(L.LightningModule):
             max_new_tokens=self.config.max_new_tokens,
             sampling=speculative.Sampling(batch[0].temperature),
             eos_token_ids=self.eos,
+            vocabulary_size=self.ids,
             seed=self.seed,
             row_keys=[request.key for request in batch],
             states=self.config.keep_states,

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import huggingface_hub
@@ -48,6 +49,16 @@ class TargetFiles:
     def vocabulary_size(self) -> int:
         """Rows of the target's head."""
         return AutoConfig.from_pretrained(self.folder, trust_remote_code=False).vocab_size
+
+    @cached_property
+    def ids(self) -> int:
+        """Ids of the tokenizer; rows of the head behind them are padding and stand for no text."""
+        return min(self.vocabulary_size, 1 + max(self.tokenizer().get_vocab().values()))
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """For identities: the ids that have mass, if the head has more rows."""
+        return {"ids": self.ids} if self.ids < self.vocabulary_size else {}
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)

@@ -1,7 +1,7 @@
 """The teacher pass: one batch of responses in, one sealed shard of encoded distributions out.
 
 Where the responses' hidden states were kept, only the head runs. Which positions count and what a codec is given is decided
-here; how it is stored is not.
+here; how it is stored is not. Rows of the head behind the ``ids`` are padding, and get no mass.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Teacher(L.LightningModule):
 
     def predict_step(self, item: Work) -> int:
         codec = item.seal.codec
-        outputs = known(self.model, item.batch, self.states, isinstance(codec, Hidden))
+        outputs = known(self.model, item.batch, self.states, isinstance(codec, Hidden), item.seal.vocabulary)
         try:
             encoded = [codec.encode(row, response.request.key) for row, response in zip(outputs, item.batch, strict=True)]
         except ValueError as error:  # of codec hidden alone
@@ -60,18 +60,23 @@ class Teacher(L.LightningModule):
         return batch
 
 
-def known(model: PreTrainedModel, batch: list[Response], states: States | None, hidden: bool) -> Sequence[Tensor]:
+def known(
+    model: PreTrainedModel, batch: list[Response], states: States | None, hidden: bool, ids: int | None = None
+) -> Sequence[Tensor]:
     """What ``forward`` gives, from the ``states`` that were kept when the responses were written; without them, ``forward``."""
     if states is None:
-        return forward(model, batch, hidden)
+        return forward(model, batch, hidden, ids)
     kept = [states.of(response.request.key).to(model.device) for response in batch]
     if hidden:
         return kept
-    return model.get_output_embeddings()(torch.cat(kept)).split([len(part) for part in kept])
+    return model.get_output_embeddings()(torch.cat(kept))[:, :ids].split([len(part) for part in kept])
 
 
-def forward(model: PreTrainedModel, batch: list[Response], hidden: bool) -> list[Tensor]:
-    """The logits (N, V) of each response at the positions that predict its tokens, or the ``hidden`` states (N, d)."""
+def forward(model: PreTrainedModel, batch: list[Response], hidden: bool, ids: int | None = None) -> list[Tensor]:
+    """The logits (N, V) of each response at the positions that predict its tokens, or the ``hidden`` states (N, d).
+
+    V is ``ids``, or all rows of the head.
+    """
     width = max(response.length for response in batch)
     tokens = torch.zeros(len(batch), width, dtype=torch.long)
     for place, response in enumerate(batch):
@@ -82,7 +87,7 @@ def forward(model: PreTrainedModel, batch: list[Response], hidden: bool) -> list
     if hidden:
         outputs = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[:, keep]
     else:
-        outputs = model(input_ids=tokens, logits_to_keep=keep, use_cache=False).logits
+        outputs = model(input_ids=tokens, logits_to_keep=keep, use_cache=False).logits[..., :ids]
     parts = []
     for row, response in zip(outputs, batch, strict=True):
         start = len(response.request.prompt) - 1 - first
@@ -90,10 +95,11 @@ def forward(model: PreTrainedModel, batch: list[Response], hidden: bool) -> list
     return parts
 
 
-def head_of(model: PreTrainedModel) -> tuple[Tensor, Tensor | None]:
-    """The target's head: ``weight`` (V, d) and ``bias`` (V,) or None."""
+def head_of(model: PreTrainedModel, ids: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """The target's head: ``weight`` (V, d) and ``bias`` (V,) or None; V is ``ids``, or all rows."""
     head = model.get_output_embeddings()
-    return head.weight, getattr(head, "bias", None)
+    bias = getattr(head, "bias", None)
+    return head.weight[:ids], None if bias is None else bias[:ids]
 
 
 def check_plain_head(model: PreTrainedModel) -> None:
@@ -106,9 +112,9 @@ def check_plain_head(model: PreTrainedModel) -> None:
         raise PipelineError("codec.kind=hidden: this target changes its logits after its head; use codec=topk")
 
 
-def decoded(codec: Codec, stored: dict[str, Tensor], model: PreTrainedModel) -> Targets:
+def decoded(codec: Codec, stored: dict[str, Tensor], model: PreTrainedModel, ids: int) -> Targets:
     """What a reader of the cache would see of encoded positions."""
     if not isinstance(codec, Hidden):
-        return codec.decode(stored, model.config.vocab_size)
-    weight, bias = (None if tensor is None else tensor.detach().float().cpu() for tensor in head_of(model))
+        return codec.decode(stored, ids)
+    weight, bias = (None if tensor is None else tensor.detach().float().cpu() for tensor in head_of(model, ids))
     return through_head(codec.decode_hidden(stored), weight, bias)
