@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from data.artifact import remove_partial, write_json
 from data.codec import describe
-from data.hidden import HEAD, Hidden
+from data.hidden import BLOCK, HEAD, Hidden
 from data.logit_cache import write_head
 from data.responses import Response
 from data.shards import Seal, fault
@@ -43,6 +43,8 @@ log = logging.getLogger("draftsmith")
 def identity(context: Context) -> dict[str, Any]:
     codec = context.config.codec
     settings = {key: value for key, value in asdict(codec).items() if value is not None}
+    if codec.kind in (Coding.hidden, Coding.auto):
+        settings["block"] = BLOCK
     may_draw = codec.draws or codec.kind is Coding.auto
     chosen_for = {"objective": context.config.objective.divergence.name} if codec.kind is Coding.auto else {}
     return {
