@@ -50,6 +50,8 @@ def check(config: Config) -> None:
     _trainer(config.trainer)
     _decoding(config.decoding, config.generate)
     _export(config.export)
+    spread = config.target.device_map
+    require(spread in (None, "auto"), "target.device_map", spread, "give auto, or null for one device")
     require(bool(config.target.path), "target.path", "''", "give a folder, a hub name, a GGUF file or package:NAME")
 
 

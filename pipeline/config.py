@@ -57,6 +57,7 @@ class Target:
     path: str = ""
     sha256: str | None = None
     precision: Precision = Precision.auto
+    device_map: str | None = None
     system_prompt: str | None = None
 
 

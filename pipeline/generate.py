@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -136,18 +135,18 @@ def _shard(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.parquet"
 
 
-class _Generator(L.LightningModule):
+class _Generator(trainer.WithTarget):
     """One batch of requests in, one shard out."""
 
     def __init__(self, model: PreTrainedModel, folder: Path, context: Context, eos: list[int]) -> None:
-        super().__init__()
-        self.model, self.folder, self.eos = model, folder, eos
+        super().__init__(model)
+        self.folder, self.eos = folder, eos
         self.config, self.seed, self.ids = context.config.generate, context.config.seed, context.target.ids
 
     def predict_step(self, item: tuple[int, list[Request]]) -> int:
         number, batch = item
         done = speculative.generate(
-            self.model,
+            self.target,
             None,
             [request.prompt for request in batch],
             max_new_tokens=self.config.max_new_tokens,
@@ -164,6 +163,3 @@ class _Generator(L.LightningModule):
         rows = zip(batch, done.tokens, done.stopped, strict=True)
         write_shard(shard, (Response(r, tuple(t), stopped) for r, t, stopped in rows))
         return number
-
-    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        return batch  # ids in Python lists; the engine moves them

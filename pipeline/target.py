@@ -39,10 +39,13 @@ class TargetFiles:
     folder: Path
     fingerprint: str
     gguf: Path | None = None
+    device_map: str | None = None
 
     def load(self, dtype: torch.dtype) -> PreTrainedModel:
-        """The model in eval mode."""
-        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, trust_remote_code=False)
+        """The model in eval mode, spread over devices if ``device_map`` says so."""
+        model = AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=dtype, device_map=self.device_map, trust_remote_code=False
+        )
         return model.eval()
 
     @property
@@ -85,7 +88,7 @@ def resolve(target: Target, work: Path, seed: int) -> TargetFiles:
     _check_causal_lm(path, folder)
     files = sorted(p for pattern in _WEIGHTS for p in folder.glob(pattern) if p.name != "README.md")
     name = path.removeprefix("package:").rstrip("/").rsplit("/", 1)[-1]
-    return TargetFiles(name, folder, fingerprint({p.name: file_hash(p) for p in files}), gguf)
+    return TargetFiles(name, folder, fingerprint({p.name: file_hash(p) for p in files}), gguf, target.device_map)
 
 
 def _in_package(name: str) -> Path:

@@ -7,9 +7,7 @@ here; how it is stored is not. Rows of the head behind the ``ids`` are padding, 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -22,6 +20,7 @@ from data.states import States
 from data.targets import Targets
 from pipeline.draft import head_is_last
 from pipeline.errors import PipelineError
+from pipeline.trainer import WithTarget
 
 
 @dataclass(frozen=True)
@@ -37,16 +36,16 @@ class Work:
         return self.folder / self.seal.file
 
 
-class Teacher(L.LightningModule):
+class Teacher(WithTarget):
     """Writes the shard of each item of work, from the ``states`` kept when the responses were written, if they were."""
 
     def __init__(self, model: PreTrainedModel, states: States | None = None) -> None:
-        super().__init__()
-        self.model, self.states = model, states
+        super().__init__(model)
+        self.states = states
 
     def predict_step(self, item: Work) -> int:
         codec = item.seal.codec
-        outputs = known(self.model, item.batch, self.states, isinstance(codec, Hidden), item.seal.vocabulary)
+        outputs = known(self.target, item.batch, self.states, isinstance(codec, Hidden), item.seal.vocabulary)
         try:
             encoded = [codec.encode(row, response.request.key) for row, response in zip(outputs, item.batch, strict=True)]
         except ValueError as error:  # of codec hidden alone
@@ -55,9 +54,6 @@ class Teacher(L.LightningModule):
         rows = [([*r.request.prompt, *r.tokens], len(r.request.prompt)) for r in item.batch]
         write_shard(item.folder, rows, targets, item.seal)
         return len(rows)
-
-    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        return batch
 
 
 def known(
