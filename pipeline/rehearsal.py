@@ -22,7 +22,8 @@ from data.states import States
 from pipeline import coding
 from pipeline.config import Coding
 from pipeline.context import Context
-from pipeline.teacher import decoded, forward, known
+from pipeline.forward import forward
+from pipeline.teacher import decoded, known
 
 NOISE = 1.0  # of the logits of the stand-in for a draft
 

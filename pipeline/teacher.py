@@ -20,6 +20,7 @@ from data.states import States
 from data.targets import Targets
 from pipeline.draft import head_is_last
 from pipeline.errors import PipelineError
+from pipeline.forward import forward
 from pipeline.trainer import WithTarget
 
 
@@ -66,29 +67,6 @@ def known(
     if hidden:
         return kept
     return model.get_output_embeddings()(torch.cat(kept))[:, :ids].split([len(part) for part in kept])
-
-
-def forward(model: PreTrainedModel, batch: list[Response], hidden: bool, ids: int | None = None) -> list[Tensor]:
-    """The logits (N, V) of each response at the positions that predict its tokens, or the ``hidden`` states (N, d).
-
-    V is ``ids``, or all rows of the head.
-    """
-    width = max(response.length for response in batch)
-    tokens = torch.zeros(len(batch), width, dtype=torch.long)
-    for place, response in enumerate(batch):
-        tokens[place, : response.length] = torch.tensor(response.request.prompt + response.tokens)
-    # Right padding comes after everything a causal model sees at a kept position; the head runs where it is needed.
-    first = min(len(response.request.prompt) for response in batch) - 1
-    tokens, keep = tokens.to(model.device), torch.arange(first, width - 1, device=model.device)
-    if hidden:
-        outputs = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[:, keep]
-    else:
-        outputs = model(input_ids=tokens, logits_to_keep=keep, use_cache=False).logits[..., :ids]
-    parts = []
-    for row, response in zip(outputs, batch, strict=True):
-        start = len(response.request.prompt) - 1 - first
-        parts.append(row[start : start + len(response.tokens)])
-    return parts
 
 
 def head_of(model: PreTrainedModel, ids: int | None = None) -> tuple[Tensor, Tensor | None]:

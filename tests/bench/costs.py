@@ -18,9 +18,10 @@ from data.responses import Response
 from data.shards import Seal, write_shard
 from data.topk import TopK
 from pipeline.config import Objective, Optimizer
+from pipeline.forward import forward
 from pipeline.module import Distillation
 from pipeline.outlook import foresee
-from pipeline.teacher import Teacher, Work, forward
+from pipeline.teacher import Teacher, Work
 from speculative import Draft
 
 BATCH = 16

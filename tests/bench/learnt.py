@@ -18,12 +18,12 @@ from pipeline.config import Draft as DraftConfig
 from pipeline.config import Objective, Optimizer
 from pipeline.distil import FIT_BATCHES
 from pipeline.draft import build, choose_vocabulary
+from pipeline.forward import forward
 from pipeline.head_fit import fit_head
 from pipeline.module import Distillation, freeze_embedding
 from pipeline.optimizers import make
 from pipeline.outlook import foresee
 from pipeline.schedule import share_of_rate
-from pipeline.teacher import forward
 from speculative import Draft
 from tests.bench import text
 

@@ -45,7 +45,7 @@ def on_disk(files: TargetFiles, dtype: torch.dtype, folder):
     model = AutoModelForCausalLM.from_pretrained(
         files.folder, dtype=dtype, device_map=layers | others, offload_folder=folder, trust_remote_code=False
     ).eval()
-    with pytest.raises(RuntimeError, match="offloaded|can't move"):  # so a move would be seen
+    with pytest.raises(RuntimeError, match="offloaded"):  # so a move would be seen
         model.to("cpu")
     return model
 
