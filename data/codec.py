@@ -7,8 +7,9 @@ from data.dense import Dense
 from data.hidden import Hidden
 from data.sampled import Sampled
 from data.topk import TopK
+from data.topmass import TopMass
 
-Codec = TopK | Sampled | Hidden | Dense
+Codec = TopK | TopMass | Sampled | Hidden | Dense
 HEADER = 1000  # bytes of names, shapes and seal in a shard
 
 
@@ -20,10 +21,13 @@ def describe(codec: Codec) -> str:
 def described(text: str) -> Codec:
     """The codec that ``describe`` described."""
     settings = json.loads(text)
-    kinds = {kind.__name__: kind for kind in (TopK, Sampled, Hidden, Dense)}
+    kinds = {kind.__name__: kind for kind in (TopK, TopMass, Sampled, Hidden, Dense)}
     return kinds[settings.pop("codec")](**settings)
 
 
 def size(codec: Codec, vocabulary: int, width: int, positions: int, tokens: int, rows: int, shards: int) -> int:
-    """Bytes of the shards of a part, metadata counted: ``tokens`` ids of prompts and responses, hidden states of ``width``."""
+    """Bytes of the shards of a part, metadata counted: ``tokens`` ids of prompts and responses, hidden states of ``width``.
+
+    The most that it can be, where k varies by position.
+    """
     return codec.bytes_per_position(vocabulary, width) * positions + 4 * tokens + 8 * rows + HEADER * shards

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from data.codec import Codec, described
 from data.hidden import HEAD, Hidden, through_head
-from data.shards import DamagedShardError, check_sum, open_shard, save_sealed, seal_of
+from data.shards import FLAT, DamagedShardError, check_sum, open_shard, save_sealed, seal_of
 from data.targets import Targets
+from data.topmass import TopMass
 
 OPEN = 8  # shards mapped at once: pages of a mapped file count as resident memory
 
@@ -45,6 +46,7 @@ class LogitCache:
         self.lengths: list[int] = []
         self.starts: list[int] = []
         self._places: list[tuple[int, int, int]] = []  # shard, first token, first target
+        self._spans: list[dict[str, slice]] = []  # of tensors that are not by position; by row, if the codec has any
         self._paths = sorted(folder.glob("shard-*.safetensors"))
         self._checked: set[int] = set()
         self._mapped = lru_cache(OPEN)(self._map)
@@ -69,6 +71,20 @@ class LogitCache:
             self.starts.append(start)
             self._places.append((number, token, target))
             token, target = token + length, target + length - start
+        if isinstance(self._codec, TopMass):
+            self._index_flat(shard.get_tensor("counts"))
+
+    def _index_flat(self, counts: Tensor) -> None:
+        """Where the ids of each row of the shard indexed last begin and end; ``counts`` by position of that shard."""
+        ends: dict[str, int] = {}
+        for index in range(len(self._spans), len(self.lengths)):
+            target, count = self._places[index][2], self.lengths[index] - self.starts[index]
+            spans = {}
+            for name, length in self._codec.flat_lengths(counts[target : target + count], self._vocabulary).items():
+                begin = ends.get(name, 0)
+                ends[name] = begin + length
+                spans[name] = slice(begin, ends[name])
+            self._spans.append(spans)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -82,8 +98,9 @@ class LogitCache:
         number, token, target = self._places[index]
         length, start = self.lengths[index], self.starts[index]
         shard = self._mapped(number)
+        places = slice(target, target + length - start)
         stored = {
-            name: shard.get_slice(name)[target : target + length - start]
+            name: shard.get_slice(name)[self._spans[index][name] if name.startswith(FLAT) else places]
             for name in shard.keys()  # noqa: SIM118
             if name not in ("tokens", "lengths", "starts")
         }

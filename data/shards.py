@@ -18,6 +18,8 @@ from torch import Tensor
 from data.artifact import atomic
 from data.codec import Codec, describe
 
+FLAT = "flat_"  # begins the names of tensors that are not by position
+
 
 class DamagedShardError(Exception):
     """A shard is missing, damaged, or from another cache; the message names it."""
@@ -57,7 +59,7 @@ def write_shard(folder: Path, rows: list[tuple[list[int], int]], targets: dict[s
         **targets,
     }
     positions = sum(len(tokens) - start for tokens, start in rows)
-    if any(len(tensor) != positions for tensor in targets.values()):
+    if any(len(tensor) != positions for name, tensor in targets.items() if not name.startswith(FLAT)):
         raise ValueError("a shard needs one target for each response token")
     save_sealed(folder / seal.file, tensors, seal.metadata)
 
@@ -126,7 +128,7 @@ def fault(path: Path, expected: dict[str, str]) -> str | None:
 
 def _index(names: Iterable[str]) -> list[str]:
     """The small tensors that say where rows lie, which are read before the others."""
-    return [name for name in names if name in ("lengths", "starts")]
+    return [name for name in names if name in ("lengths", "starts", "counts")]
 
 
 def _digest(metadata: dict[str, str], names: list[str], tensor: Callable[[str], Tensor]) -> str:

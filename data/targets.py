@@ -48,6 +48,22 @@ def concatenate(parts: Sequence[Targets]) -> Targets:
     """The positions of all parts, which come from one codec, one after the other."""
     if isinstance(parts[0], DenseTargets):
         return DenseTargets(torch.cat([part.log_probs for part in parts]))
+    most = max(part.certain for part in parts)
+    parts = [_widened(part, most - part.certain) for part in parts]
     weights = None if parts[0].weights is None else torch.cat([part.weights for part in parts])
     ids, log_probs, log_tail = (torch.cat([getattr(p, name) for p in parts]) for name in ("ids", "log_probs", "log_tail"))
     return SparseTargets(ids, log_probs, log_tail, weights, parts[0].certain)
+
+
+def _widened(part: SparseTargets, more: int) -> SparseTargets:
+    """``part`` with ``more`` places for certain ids in each row: the first id again, with no mass."""
+    if not more:
+        return part
+
+    def wider(tensor: Tensor, filler: Tensor) -> Tensor:
+        return torch.cat([tensor[:, : part.certain], filler, tensor[:, part.certain :]], 1)
+
+    none = torch.full_like(part.log_probs[:, :1].expand(-1, more), -torch.inf)
+    weights = None if part.weights is None else wider(part.weights, torch.ones_like(none))
+    ids = wider(part.ids, part.ids[:, :1].expand(-1, more))
+    return SparseTargets(ids, wider(part.log_probs, none), part.log_tail, weights, part.certain + more)

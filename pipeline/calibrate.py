@@ -39,6 +39,7 @@ def identity(context: Context) -> dict[str, Any]:
         "machine": machine(),
         "precision": str(context.dtype),
         **branches,
+        **context.target.padding,
     }
 
 
@@ -59,7 +60,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         prompts = [text.request.prompt for text in texts]
         repeats = [prompts[i % len(prompts)] for i in range(REPEATS)]
         sampling = sampling_of(config, temperature)
-        steps[temperature, "chain"] = measure(target, draft, repeats, sampling, longest)
+        steps[temperature, "chain"] = measure(target, draft, repeats, sampling, longest, context.target.ids)
         if trees.used(config):
             steps[temperature, "tree"] = trees.calibrated(target, draft, repeats, sampling, config)
     found = _in_turns(steps)

@@ -26,6 +26,7 @@ from pipeline.config import (
     Schedule,
     Source,
     Stage,
+    Trainer,
     Verification,
 )
 from pipeline.errors import PipelineError
@@ -52,12 +53,13 @@ def check(config: Config) -> None:
         _medusa(config)
     _draft(config.draft)
     _optimizer(config.optimizer)
-    require(config.trainer.patience >= 0, "trainer.patience", config.trainer.patience, "0 never stops early")
-    require((config.trainer.seed or 0) >= 0, "trainer.seed", config.trainer.seed, "give a number ≥ 0, or null to take seed")
+    _trainer(config.trainer)
     _decoding(config.decoding, config.generate)
     _tree(config)
     _drafters(config)
     _export(config.export)
+    spread = config.target.device_map
+    require(spread in (None, "auto"), "target.device_map", spread, "give auto, or null for one device")
     require(bool(config.target.path), "target.path", "''", "give a folder, a hub name, a GGUF file or package:NAME")
 
 
@@ -100,6 +102,8 @@ def _codec(codec: Codec, objective: Objective) -> None:
     require(codec.tail_samples >= 0, "codec.tail_samples", codec.tail_samples, "0 draws none")
     error = codec.max_overlap_error
     require(0 < error < 1, "codec.max_overlap_error", error, "give a number between 0 and 1")
+    mass = codec.top_mass
+    require(mass is None or 0 < mass < 1, "codec.top_mass", mass, "give a share of the mass between 0 and 1, or null")
     require(codec.bits in (8, 16), "codec.bits", codec.bits, "give 8 or 16")
     unfit = refusal(codec.kind.name, objective.divergence.name)
     refused = unfit if codec.kind is not Coding.auto else None  # it looks for one that can
@@ -161,6 +165,18 @@ def _optimizer(optimizer: Optimizer) -> None:
     require(room, "optimizer.decay_share", optimizer.decay_share, "give at most 1 − optimizer.warmup_share")
     betas = optimizer.betas
     require(len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "optimizer.betas", betas, "give two numbers in [0, 1)")
+
+
+def _trainer(trainer: Trainer) -> None:
+    require(trainer.patience >= 0, "trainer.patience", trainer.patience, "0 never stops early")
+    require((trainer.seed or 0) >= 0, "trainer.seed", trainer.seed, "give a number ≥ 0, or null to take seed")
+    one = trainer.devices == trainer.num_nodes == 1
+    fix = (
+        f"with trainer.devices={trainer.devices} and trainer.num_nodes={trainer.num_nodes} it would begin the whole run in "
+        "each process, and these would wait for one another; give ddp_spawn (or ddp_fork, on processors) and one node"
+    )
+    begun_here = trainer.strategy.endswith(("_spawn", "_fork")) and trainer.num_nodes == 1
+    require(one or begun_here, "trainer.strategy", trainer.strategy, fix)
 
 
 def _decoding(decoding: Decoding, generate: Generate) -> None:

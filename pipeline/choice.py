@@ -1,7 +1,7 @@
 """``codec=auto``: the cheapest codec that estimates a draft's overlap well enough, judged on the user's own text.
 
-Held-out rows are encoded by one candidate after the other, cheapest first, and compared with the dense distributions. It
-writes nothing and knows nothing of shards. On a target of narrow hidden states those may be cheapest, on a wide one they
+Held-out rows are encoded by every candidate and compared with the dense distributions, which are made once. It writes
+nothing and knows nothing of shards. On a target of narrow hidden states those may be cheapest, on a wide one they
 cannot.
 """
 
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from data.responses import Response
 from data.serving import refusal
+from data.states import States
 from pipeline import coding, rehearsal
 from pipeline.config import Codec, Coding, Config
 from pipeline.draft import head_is_last
@@ -24,7 +25,7 @@ SPARSE = ((8, 6), (16, 8), (32, 14), (64, 28), (128, 56))
 log = logging.getLogger("draftsmith")
 
 
-def choose(config: Config, model: PreTrainedModel, rows: list[Response]) -> Codec:
+def choose(config: Config, model: PreTrainedModel, rows: list[Response], states: States | None, ids: int) -> Codec:
     """The cheapest candidate whose overlap error, two standard errors added, is at most ``codec.max_overlap_error``.
 
     Raises:
@@ -33,9 +34,10 @@ def choose(config: Config, model: PreTrainedModel, rows: list[Response]) -> Code
     sample = [r for r in rows if r.request.split == "validation"][:SAMPLE]
     if not sample:
         raise PipelineError("codec.kind=auto: no validation prompt got an answer to judge by; name a codec, or add prompts")
-    for candidate in candidates(config, model, rows):
-        codec = coding.parts(replace(config, codec=candidate), rows)["train"][1]
-        found = rehearsal.fidelity(model, codec, sample)
+    offered = candidates(config, model, rows)
+    codecs = [coding.parts(replace(config, codec=candidate), rows)["train"][1] for candidate in offered]
+    measured = rehearsal.fidelity(model, codecs, sample, states, ids)
+    for candidate, codec, found in zip(offered, codecs, measured, strict=True):
         error = abs(found.overlap_bias) + 2 * found.overlap_standard_error
         log.info("codec.kind=auto: %s is off by %.4f at most", codec, error)
         if error <= config.codec.max_overlap_error:

@@ -8,6 +8,8 @@ from data.hidden import Hidden
 from data.responses import Response, read_shards
 from data.sampled import Sampled
 from data.topk import TopK
+from data.topmass import TopMass
+from pipeline.config import Codec as CodecConfig
 from pipeline.config import Coding, Config, Stage
 from pipeline.context import Context
 from pipeline.teacher import head_of
@@ -26,7 +28,7 @@ def parts(config: Config, rows: list[Response]) -> Parts:
     codec, seed = config.codec, config.seed
     exact = TopK(codec.evaluation_top_k)
     train, held_out = {
-        Coding.topk: (TopK(codec.top_k, codec.tail_samples, seed, codec.bits), exact),
+        Coding.topk: (_best(codec, seed), exact),
         Coding.sampled: (Sampled(codec.samples, codec.temperature, seed, codec.bits), exact),
         Coding.hidden: (Hidden(codec.bits), Hidden(codec.bits)),
         Coding.dense: (Dense(), Dense()),
@@ -36,6 +38,12 @@ def parts(config: Config, rows: list[Response]) -> Parts:
         chosen = [r for r in rows if r.request.split == "validation" and r.request.temperature == temperature]
         groups[validation_name(temperature)] = (chosen, held_out)
     return groups
+
+
+def _best(codec: CodecConfig, seed: int) -> TopK | TopMass:
+    if codec.top_mass is None:
+        return TopK(codec.top_k, codec.tail_samples, seed, codec.bits)
+    return TopMass(codec.top_k, codec.top_mass, codec.tail_samples, seed, codec.bits)
 
 
 def estimate(groups: Parts, model: PreTrainedModel, batch_size: int) -> int:

@@ -59,6 +59,7 @@ class Target:
     path: str = ""
     sha256: str | None = None
     precision: Precision = Precision.auto
+    device_map: str | None = None
     system_prompt: str | None = None
 
 
@@ -86,6 +87,7 @@ class Coding(Enum):
 class Codec:
     kind: Coding = Coding.topk
     top_k: int = 32
+    top_mass: float | None = None
     evaluation_top_k: int = 1024
     tail_samples: int = 14
     samples: int = 64

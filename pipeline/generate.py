@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -36,6 +35,7 @@ def identity(context: Context) -> dict[str, Any]:
         "generate": asdict(context.config.generate),
         "seed": context.config.seed,
         **({"splits": list(EVALUATION)} if existing.as_it_is(context.config) else {}),
+        **context.target.padding,
     }
 
 
@@ -54,7 +54,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         _check_context(model, requests, config)
         if config.keep_states:
             _check_disk(model, sum(len(batch) for _, batch in waiting) * config.max_new_tokens, folder)
-        module = _Generator(model, folder, config, eos_token_ids(model, tokenizer), context.config.seed)
+        module = _Generator(model, folder, context, eos_token_ids(model, tokenizer))
         runner = trainer.make(context.config.trainer, folder)
         with trainer.interruptible(runner):
             runner.predict(module, DataLoader(waiting, batch_size=None, collate_fn=lambda item: item), return_predictions=False)
@@ -139,22 +139,24 @@ def _shard(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.parquet"
 
 
-class _Generator(L.LightningModule):
+class _Generator(trainer.WithTarget):
     """One batch of requests in, one shard out."""
 
-    def __init__(self, model: PreTrainedModel, folder: Path, config: Generate, eos: list[int], seed: int) -> None:
-        super().__init__()
-        self.model, self.folder, self.config, self.eos, self.seed = model, folder, config, eos, seed
+    def __init__(self, model: PreTrainedModel, folder: Path, context: Context, eos: list[int]) -> None:
+        super().__init__(model)
+        self.folder, self.eos = folder, eos
+        self.config, self.seed, self.ids = context.config.generate, context.config.seed, context.target.ids
 
     def predict_step(self, item: tuple[int, list[Request]]) -> int:
         number, batch = item
         done = speculative.generate(
-            self.model,
+            self.target,
             None,
             [request.prompt for request in batch],
             max_new_tokens=self.config.max_new_tokens,
             sampling=speculative.Sampling(batch[0].temperature),
             eos_token_ids=self.eos,
+            vocabulary_size=self.ids,
             seed=self.seed,
             row_keys=[request.key for request in batch],
             states=self.config.keep_states,
@@ -165,6 +167,3 @@ class _Generator(L.LightningModule):
         rows = zip(batch, done.tokens, done.stopped, strict=True)
         write_shard(shard, (Response(r, tuple(t), stopped) for r, t, stopped in rows))
         return number
-
-    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        return batch  # ids in Python lists; the engine moves them

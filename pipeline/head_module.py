@@ -39,9 +39,9 @@ class HeadDistillation(Distillation):
         later = torch.cat([batch.ahead(depth)[1] for depth in self.depths])
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             p = torch.nn.functional.linear(batch.states, *self._own_rows()).softmax(-1)[later]
-        ids = torch.arange(self.size, device=p.device).expand_as(p)
+        ids = torch.arange(p.shape[1], device=p.device).expand_as(p)
         written = batch.tokens if self.draft_ids is None else self.draft_ids[batch.tokens]
-        target = Support(ids, p, torch.zeros_like(p[:, 0]), certain=self.size)
+        target = Support(ids, p, torch.zeros_like(p[:, 0]), certain=p.shape[1])
         return medusa_heads.log_q(self.model, batch, self.depths), target, written[later]
 
     def _own_rows(self) -> tuple[Tensor, Tensor | None]:

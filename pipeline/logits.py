@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from data.artifact import remove_partial, write_json
 from data.codec import describe
-from data.hidden import HEAD, Hidden
+from data.hidden import BLOCK, HEAD, Hidden
 from data.logit_cache import write_head
 from data.responses import Response
 from data.shards import Seal, fault
@@ -42,12 +42,16 @@ log = logging.getLogger("draftsmith")
 
 def identity(context: Context) -> dict[str, Any]:
     codec = context.config.codec
+    settings = {key: value for key, value in asdict(codec).items() if value is not None}
+    if codec.kind in (Coding.hidden, Coding.auto):
+        settings["block"] = BLOCK
     may_draw = codec.draws or codec.kind is Coding.auto
     chosen_for = {"objective": context.config.objective.divergence.name} if codec.kind is Coding.auto else {}
     return {
         "target": context.target.fingerprint,
         "precision": str(context.dtype),
-        "codec": asdict(codec) | {"kind": codec.kind.name},
+        **context.target.padding,
+        "codec": settings | {"kind": codec.kind.name},
         "seed": context.config.seed if may_draw else None,
         **chosen_for,
     }
@@ -55,7 +59,7 @@ def identity(context: Context) -> dict[str, Any]:
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     remove_partial(folder)
-    model, rows = pack(context.target.load(context.dtype)), responses(context)
+    model, rows, ids = pack(context.target.load(context.dtype)), responses(context), context.target.ids
     groups = parts(_settled(context, folder, rows, lambda: model), rows)
     estimated = estimate(groups, model, context.config.codec.batch_size)
     _check_disk(folder, estimated)
@@ -77,7 +81,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     metrics = {"logits/bytes_per_position": details["bytes_per_position"], "logits/positions": positions}
     sample = [r for name, (rows, _) in groups.items() if name != "train" for r in rows][:SAMPLE]
     if sample:
-        details["fidelity"] = asdict(rehearsal.fidelity(model, groups["train"][1], sample))
+        details["fidelity"] = asdict(rehearsal.fidelity(model, [groups["train"][1]], sample, _states(context, model), ids)[0])
         metrics |= {f"logits/{name}": value for name, value in details["fidelity"].items() if name != "positions"}
     return metrics, details
 
@@ -108,7 +112,8 @@ def _settled(context: Context, folder: Path, rows: list[Response], load: Callabl
         return config
     kept = folder / CHOICE
     if not kept.is_file():
-        codec = choose(config, load(), rows)
+        model = load()
+        codec = choose(config, model, rows, _states(context, model), context.target.ids)
         write_json(kept, asdict(codec) | {"kind": codec.kind.name})
     chosen = json.loads(kept.read_text())
     return replace(config, codec=Codec(**chosen | {"kind": Coding[chosen["kind"]]}))
@@ -119,7 +124,7 @@ def _work(context: Context, groups: Parts, folder: Path) -> list[Work]:
     for name, (rows, codec) in groups.items():
         batches = _batches(rows, context.config.codec.batch_size)
         for number, batch in enumerate(batches):
-            seal = Seal(folder.name, name, number, len(batches), codec, context.target.vocabulary_size)
+            seal = Seal(folder.name, name, number, len(batches), codec, context.target.ids)
             items.append(Work(folder / name, seal, batch))
     return items
 
@@ -141,7 +146,7 @@ def _write(context: Context, folder: Path, model: PreTrainedModel, work: list[Wo
     if _needs_head(work):
         check_plain_head(model)
     if folder / HEAD in bad:
-        write_head(folder, folder.name, *head_of(model))
+        write_head(folder, folder.name, *head_of(model, context.target.ids))
     waiting = [item for item in work if item.path in bad]
     if waiting:
         runner = trainer.make(context.config.trainer, folder)

@@ -48,7 +48,7 @@ class Support:
 def support(targets: Targets, draft_ids: Tensor | None) -> Support:
     """Translate stored ids; ``draft_ids`` (V,) is the draft id of each target id, −1 where there is none."""
     if isinstance(targets, DenseTargets):
-        ids, p = _best_first(targets.log_probs.exp())
+        ids, p = _best_first(targets.log_probs.exp(), draft_ids)
         tail, weights, certain = torch.zeros_like(p[:, 0]), None, ids.shape[1]
     else:
         ids, p, tail, weights = targets.ids, targets.log_probs.exp(), targets.log_tail.exp(), targets.weights
@@ -59,12 +59,13 @@ def support(targets: Targets, draft_ids: Tensor | None) -> Support:
     return Support(ids.clamp(min=0), p * (ids >= 0), tail, weights, certain)
 
 
-def _best_first(p: Tensor) -> tuple[Tensor, Tensor]:
-    """All ids (N, V) and their p, the best one in front: it changes places with id 0."""
+def _best_first(p: Tensor, draft_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The best id, then the others that the draft has, (N, k), and their p; where the best one stood is another with no p."""
     best = p.argmax(-1, keepdim=True)
-    ids = torch.arange(p.shape[1], device=p.device).expand_as(p).scatter(1, best, 0)
-    ids = torch.cat([best, ids[:, 1:]], 1)
-    return ids, p.gather(1, ids)
+    others = torch.arange(p.shape[1], device=p.device) if draft_ids is None else (draft_ids[: p.shape[1]] >= 0).nonzero()[:, 0]
+    ids = torch.cat([best, others.expand(len(p), -1)], 1)
+    rest = torch.where(others == best, 0.0, p[:, others])
+    return ids, torch.cat([p.gather(1, best), rest], 1)
 
 
 @dataclass(frozen=True)

@@ -5,36 +5,46 @@ Both need a target and responses, neither writes anything.
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from data.codec import Codec
 from data.fidelity import Fidelity, measures, noisy, summary
 from data.hidden import Hidden
 from data.responses import Response
+from data.states import States
 from pipeline import coding
 from pipeline.config import Coding
 from pipeline.context import Context
-from pipeline.teacher import decoded, forward
+from pipeline.forward import forward
+from pipeline.teacher import decoded, known
 
 NOISE = 1.0  # of the logits of the stand-in for a draft
 
 
 @torch.inference_mode()
-def fidelity(model: PreTrainedModel, codec: Codec, sample: list[Response]) -> Fidelity:
-    """What ``codec`` loses on ``sample``, whose dense distributions are held one row at a time."""
-    parts = []
+def fidelity(
+    model: PreTrainedModel, codecs: Sequence[Codec], sample: list[Response], states: States | None, ids: int
+) -> list[Fidelity]:
+    """What each codec loses on ``sample``, whose dense distributions are made once and held one row at a time."""
+    parts: list[list[Tensor]] = [[] for _ in codecs]
     for response in sample:
-        logits = forward(model, [response], False)[0].cpu()
-        given = forward(model, [response], True)[0].cpu() if isinstance(codec, Hidden) else logits
+        key = response.request.key
+        logits = known(model, [response], states, False, ids)[0].cpu()
+        if any(isinstance(codec, Hidden) for codec in codecs):
+            hidden = known(model, [response], states, True)[0].cpu()
         log_p = logits.float().log_softmax(-1)
-        targets = decoded(codec, codec.encode(given, response.request.key), model)
-        parts.append(measures(log_p, targets, noisy(log_p, NOISE, response.request.key)))
-    return summary(torch.cat(parts))
+        log_q = noisy(log_p, NOISE, key)
+        for codec, measured in zip(codecs, parts, strict=True):
+            stored = codec.encode(hidden if isinstance(codec, Hidden) else logits, key)
+            measured.append(measures(log_p, decoded(codec, stored, model, ids), log_q))
+    return [summary(torch.cat(measured)) for measured in parts]
 
 
 def show(context: Context) -> None:

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import huggingface_hub
@@ -38,16 +39,29 @@ class TargetFiles:
     folder: Path
     fingerprint: str
     gguf: Path | None = None
+    device_map: str | None = None
 
     def load(self, dtype: torch.dtype) -> PreTrainedModel:
-        """The model in eval mode."""
-        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, trust_remote_code=False)
+        """The model in eval mode, spread over devices if ``device_map`` says so."""
+        model = AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=dtype, device_map=self.device_map, trust_remote_code=False
+        )
         return model.eval()
 
     @property
     def vocabulary_size(self) -> int:
         """Rows of the target's head."""
         return AutoConfig.from_pretrained(self.folder, trust_remote_code=False).vocab_size
+
+    @cached_property
+    def ids(self) -> int:
+        """Ids of the tokenizer; rows of the head behind them are padding and stand for no text."""
+        return min(self.vocabulary_size, 1 + max(self.tokenizer().get_vocab().values()))
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """For identities: the ids that have mass, if the head has more rows."""
+        return {"ids": self.ids} if self.ids < self.vocabulary_size else {}
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
@@ -74,7 +88,7 @@ def resolve(target: Target, work: Path, seed: int) -> TargetFiles:
     _check_causal_lm(path, folder)
     files = sorted(p for pattern in _WEIGHTS for p in folder.glob(pattern) if p.name != "README.md")
     name = path.removeprefix("package:").rstrip("/").rsplit("/", 1)[-1]
-    return TargetFiles(name, folder, fingerprint({p.name: file_hash(p) for p in files}), gguf)
+    return TargetFiles(name, folder, fingerprint({p.name: file_hash(p) for p in files}), gguf, target.device_map)
 
 
 def _in_package(name: str) -> Path:

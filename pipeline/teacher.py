@@ -1,15 +1,13 @@
 """The teacher pass: one batch of responses in, one sealed shard of encoded distributions out.
 
 Where the responses' hidden states were kept, only the head runs. Which positions count and what a codec is given is decided
-here; how it is stored is not.
+here; how it is stored is not. Rows of the head behind the ``ids`` are padding, and get no mass.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -22,6 +20,8 @@ from data.states import States
 from data.targets import Targets
 from pipeline.draft import head_is_last
 from pipeline.errors import PipelineError
+from pipeline.forward import forward
+from pipeline.trainer import WithTarget
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Work:
         return self.folder / self.seal.file
 
 
-class Teacher(L.LightningModule):
+class Teacher(WithTarget):
     """Writes the shard of each item of work, from the ``states`` kept when the responses were written, if they were."""
 
     def __init__(self, model: PreTrainedModel, states: States | None = None) -> None:
-        super().__init__()
-        self.model, self.states = model, states
+        super().__init__(model)
+        self.states = states
 
     def predict_step(self, item: Work) -> int:
         codec = item.seal.codec
-        outputs = known(self.model, item.batch, self.states, isinstance(codec, Hidden))
+        outputs = known(self.target, item.batch, self.states, isinstance(codec, Hidden), item.seal.vocabulary)
         try:
             encoded = [codec.encode(row, response.request.key) for row, response in zip(outputs, item.batch, strict=True)]
         except ValueError as error:  # of codec hidden alone
@@ -56,44 +56,24 @@ class Teacher(L.LightningModule):
         write_shard(item.folder, rows, targets, item.seal)
         return len(rows)
 
-    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        return batch
 
-
-def known(model: PreTrainedModel, batch: list[Response], states: States | None, hidden: bool) -> Sequence[Tensor]:
+def known(
+    model: PreTrainedModel, batch: list[Response], states: States | None, hidden: bool, ids: int | None = None
+) -> Sequence[Tensor]:
     """What ``forward`` gives, from the ``states`` that were kept when the responses were written; without them, ``forward``."""
     if states is None:
-        return forward(model, batch, hidden)
+        return forward(model, batch, hidden, ids)
     kept = [states.of(response.request.key).to(model.device) for response in batch]
     if hidden:
         return kept
-    return model.get_output_embeddings()(torch.cat(kept)).split([len(part) for part in kept])
+    return model.get_output_embeddings()(torch.cat(kept))[:, :ids].split([len(part) for part in kept])
 
 
-def forward(model: PreTrainedModel, batch: list[Response], hidden: bool) -> list[Tensor]:
-    """The logits (N, V) of each response at the positions that predict its tokens, or the ``hidden`` states (N, d)."""
-    width = max(response.length for response in batch)
-    tokens = torch.zeros(len(batch), width, dtype=torch.long)
-    for place, response in enumerate(batch):
-        tokens[place, : response.length] = torch.tensor(response.request.prompt + response.tokens)
-    # Right padding comes after everything a causal model sees at a kept position; the head runs where it is needed.
-    first = min(len(response.request.prompt) for response in batch) - 1
-    tokens, keep = tokens.to(model.device), torch.arange(first, width - 1, device=model.device)
-    if hidden:
-        outputs = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[:, keep]
-    else:
-        outputs = model(input_ids=tokens, logits_to_keep=keep, use_cache=False).logits
-    parts = []
-    for row, response in zip(outputs, batch, strict=True):
-        start = len(response.request.prompt) - 1 - first
-        parts.append(row[start : start + len(response.tokens)])
-    return parts
-
-
-def head_of(model: PreTrainedModel) -> tuple[Tensor, Tensor | None]:
-    """The target's head: ``weight`` (V, d) and ``bias`` (V,) or None."""
+def head_of(model: PreTrainedModel, ids: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """The target's head: ``weight`` (V, d) and ``bias`` (V,) or None; V is ``ids``, or all rows."""
     head = model.get_output_embeddings()
-    return head.weight, getattr(head, "bias", None)
+    bias = getattr(head, "bias", None)
+    return head.weight[:ids], None if bias is None else bias[:ids]
 
 
 def check_plain_head(model: PreTrainedModel) -> None:
@@ -106,9 +86,9 @@ def check_plain_head(model: PreTrainedModel) -> None:
         raise PipelineError("codec.kind=hidden: this target changes its logits after its head; use codec=topk")
 
 
-def decoded(codec: Codec, stored: dict[str, Tensor], model: PreTrainedModel) -> Targets:
+def decoded(codec: Codec, stored: dict[str, Tensor], model: PreTrainedModel, ids: int) -> Targets:
     """What a reader of the cache would see of encoded positions."""
     if not isinstance(codec, Hidden):
-        return codec.decode(stored, model.config.vocab_size)
-    weight, bias = (None if tensor is None else tensor.detach().float().cpu() for tensor in head_of(model))
+        return codec.decode(stored, ids)
+    weight, bias = (None if tensor is None else tensor.detach().float().cpu() for tensor in head_of(model, ids))
     return through_head(codec.decode_hidden(stored), weight, bias)

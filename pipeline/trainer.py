@@ -9,6 +9,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from transformers import PreTrainedModel
 
 from pipeline.config import Trainer
 from pipeline.errors import PipelineError
@@ -35,6 +36,29 @@ def make(
             f"trainer.accelerator={config.accelerator}, trainer.devices={config.devices}, trainer.strategy={config.strategy}: "
             f"Lightning refuses these on this machine ({error}); try trainer=cpu"
         ) from error
+
+
+class WithTarget(L.LightningModule):
+    """Work that a frozen target does on batches of Python lists; ``predict_step`` is the subclass's.
+
+    Lightning moves every module that it knows of, and a target that transformers has spread over devices must stay there.
+    So the target is held where Lightning does not see it, and moved here if nothing has placed it.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self._held = (model,)
+
+    @property
+    def target(self) -> PreTrainedModel:
+        return self._held[0]
+
+    def on_predict_start(self) -> None:
+        if getattr(self.target, "hf_device_map", None) is None:
+            self.target.to(self.device)
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        return batch
 
 
 @contextmanager

@@ -24,6 +24,7 @@ def measure(
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     longest: int,
+    vocabulary_size: int | None = None,
     new_tokens: int = 32,
 ) -> Iterator[Costs]:
     """Yield the costs known after each prompt; the last ones are the result, the first (a warm-up) are dropped.
@@ -32,13 +33,21 @@ def measure(
         target, draft, sampling: the pair as it will be used.
         prompts: one repeat each, at least two.
         longest: the largest K.
+        vocabulary_size: as ``generate`` takes it.
         new_tokens: decoded in each call.
     """
     samples: list[list[tuple[float, float, float]]] = [[] for _ in range(longest + 1)]  # by K: draft, target, other
     for number, prompt in enumerate(prompts):
         for drafts in range(longest + 1):
             done = generate(
-                target, draft, [prompt], max_new_tokens=new_tokens, num_draft_tokens=drafts, sampling=sampling, seed=number
+                target,
+                draft,
+                [prompt],
+                max_new_tokens=new_tokens,
+                num_draft_tokens=drafts,
+                sampling=sampling,
+                seed=number,
+                vocabulary_size=vocabulary_size,
             )
             if number > 0:
                 samples[drafts].append(_by_round(done.seconds, total(done.acceptance).target_forwards))

@@ -1,30 +1,62 @@
-"""The cache benchmark runs on a tiny model and ends with one line of JSON that holds its keys."""
+"""The cache benchmark runs on a tiny model, whole or in parts, and ends with one line of JSON that holds its keys."""
 
 import json
 import math
 import sys
 
+import pytest
+from transformers import AutoModelForCausalLM
+
 from pipeline import tiny
-from tests.bench import cache
+from tests.bench import cache, text
 
-KEYS = {
-    "topk_bytes_per_token", "topk_overlap_error", "topk_draft_overlap_loss", "small_bytes_per_token",
-    "small_draft_overlap_loss", "hidden_bytes_per_token", "hidden_kl", "write_share_of_forward", "read_over_consume",
-    "reader_rss_growth_mb",
+PARTS = {
+    "fidelity": {"topk_bytes_per_token", "topk_overlap_error", "small_bytes_per_token", "small_overlap_error",
+                 "hidden_bytes_per_token", "hidden_kl", "renormalised_cap"},
+    "drafts": {"topk_draft_overlap_loss", "small_draft_overlap_loss", "hidden_draft_overlap_loss"},
+    "write": {"write_share_of_forward"},
+    "read": {"read_over_consume"},
+    "memory": {"reader_rss_growth_mb"},
 }  # fmt: skip
+EVER = {"positions", "environment"}
 
 
-def test_it_runs_and_ends_with_its_keys(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capsys):
+    """Runs the benchmark on a tiny model with more options; gives its last line."""
     tiny.make(tmp_path / "target", seed=0)
-    places = ["--target", str(tmp_path / "target"), "--work", str(tmp_path)]
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["bench", *places, "--positions", "60", "--tokens", "6", "--synthetic", "20000", "--steps", "2", "--vocabulary", "64"],
-    )
-    cache.main()
-    line = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert set(line) >= KEYS
-    assert all(math.isfinite(line[key]) for key in KEYS)
+
+    def run(*more: str) -> dict:
+        given = ["--target", str(tmp_path / "target"), "--work", str(tmp_path), "--positions", "60", "--tokens", "6"]
+        given += ["--synthetic", "20000", "--steps", "2", "--vocabulary", "64", *more]
+        monkeypatch.setattr(sys, "argv", ["bench", *given])
+        cache.main()
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return run
+
+
+def test_it_runs_and_ends_with_its_keys(bench):
+    line = bench()
+    assert set(line) == EVER.union(*PARTS.values())
+    assert all(math.isfinite(value) for key, value in line.items() if key not in EVER)
     assert line["small_bytes_per_token"] < line["topk_bytes_per_token"]
     assert line["hidden_kl"] < 1e-2
+    assert line["positions"] >= 60
+
+
+def test_parts_give_their_keys_alone_and_text_that_exists_is_not_written_again(bench, tmp_path, monkeypatch):
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    text.write(model, [[5, 6, 7]] * 40, 90, 4, tmp_path / "text")
+    monkeypatch.setattr(text, "write", None)
+    line = bench("--text", str(tmp_path / "text"), "--only", "write,fidelity")
+    assert set(line) == EVER | PARTS["write"] | PARTS["fidelity"]
+
+
+def test_text_too_short_and_unknown_parts_are_refused(bench, tmp_path, capsys):
+    (tmp_path / "text").mkdir()
+    with pytest.raises(ValueError, match=r"text holds 0 tokens at temperature 1, fewer than the 72 that --positions asks for"):
+        bench("--text", str(tmp_path / "text"), "--only", "fidelity")
+    with pytest.raises(SystemExit):
+        bench("--only", "fidelity,speed")
+    assert "speed: the parts are fidelity, drafts, write, read, memory" in capsys.readouterr().err

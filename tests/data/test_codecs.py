@@ -269,7 +269,7 @@ def test_a_codec_is_what_its_description_says(codec):
 def test_size_by_hand():
     assert TopK(128).bytes_per_position(49_152, 576) == 128 * 4 + 8
     assert TopK(32, 14, bits=8).bytes_per_position(49_152, 576) == 46 * 3 + 8
-    assert Hidden(8).bytes_per_position(49_152, 576) == 576 + 18
+    assert Hidden(8).bytes_per_position(49_152, 576) == 576 + 48
     assert size(Hidden(16), 10, 4, positions=5, tokens=7, rows=2, shards=1) == 5 * 8 + 7 * 4 + 2 * 8 + 1000
 
 

@@ -222,13 +222,15 @@ def test_looking_at_the_cache_is_for_its_stage_alone(key):
 def test_support_of_a_dense_target_is_exact_and_begins_with_the_best():
     log_p = torch.tensor([[0.1, 0.2, 0.6, 0.1], [0.7, 0.1, 0.1, 0.1]], dtype=torch.float64).log()
     whole = support(DenseTargets(log_p), None)
-    assert whole.ids.tolist() == [[2, 1, 0, 3], [0, 1, 2, 3]]
-    torch.testing.assert_close(whole.p, log_p.exp().gather(1, whole.ids))
+    assert whole.ids.tolist() == [[2, 0, 1, 2, 3], [0, 0, 1, 2, 3]]
+    p = torch.tensor([[0.6, 0.1, 0.2, 0.0, 0.1], [0.7, 0.0, 0.1, 0.1, 0.1]], dtype=torch.float64)
+    torch.testing.assert_close(whole.p, p)
     assert whole.tail.tolist() == [0.0, 0.0]
     log_q = torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 2, dtype=torch.float64).log()
     exact = (log_p.exp() * (log_p - log_q)).sum(-1)
     torch.testing.assert_close(forward_kl(log_q, whole), exact)
     trimmed = support(DenseTargets(log_p), torch.tensor([-1, 0, 1, -1]))
+    assert trimmed.ids.shape == (2, 3)  # ids that the draft lacks cost nothing
     p = torch.tensor([[0.25, 0.75], [0.5, 0.5]], dtype=torch.float64)
     half = torch.full((2, 2), 0.5, dtype=torch.float64).log()
     torch.testing.assert_close(forward_kl(half, trimmed), (p * (p.log() - half)).sum(-1))

@@ -10,8 +10,9 @@ from data.responses import Request, Response
 from data.states import States, write_states
 from pipeline import generate
 from pipeline.errors import PipelineError
+from pipeline.forward import forward
 from pipeline.logits import _states
-from pipeline.teacher import forward, known
+from pipeline.teacher import known
 from tests.pipeline.conftest import only
 from tests.speculative.tiny import tiny
 
