@@ -102,7 +102,7 @@ def _costs(
     branching: dict[str, Iterator[TreeCosts]] = {}
     for one in trained:
         longest = _longest(one.proposer, config)
-        chains[one.name] = measure(target, one.proposer, repeats, sampling, longest, NEW_TOKENS)
+        chains[one.name] = measure(target, one.proposer, repeats, sampling, longest, new_tokens=NEW_TOKENS)
         if trees.used(config):
             branching[one.name] = trees.calibrated(target, one.proposer, repeats, sampling, config, NEW_TOKENS)
     found: tuple[dict[str, Costs], dict[str, TreeCosts]] = ({}, {})

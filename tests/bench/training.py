@@ -38,7 +38,7 @@ from pipeline.module import Distillation
 from pipeline.outlook import foresee
 from pipeline.teacher import Teacher, Work
 from speculative import Draft
-from tests.bench import cache, subject
+from tests.bench import subject, text
 
 TRL = "trl==1.16.0"
 RATE = 1e-3
@@ -152,8 +152,9 @@ def prepare(options: Any, folder: Path) -> torch.dtype:
     files, dtype = subject.chosen(options)
     model, tokenizer = files.load(dtype), files.tokenizer()
     texts, _ = standard_library.read()
-    prompts = [prompt_ids(tokenizer, text.text, None)[-256:] for text in texts[: options.rows]]
-    rows = cache.responses(model, prompts, options.rows * options.tokens, options.tokens)
+    prompts = [prompt_ids(tokenizer, prompt.text, None)[-256:] for prompt in texts[: options.rows]]
+    text.write(model, prompts, options.rows * options.tokens, options.tokens, folder / "text")
+    rows = text.read(folder / "text", options.rows * options.tokens)
     seal = Seal("bench", "train", 0, 1, TopK(128), model.config.vocab_size)
     (folder / "train").mkdir()
     Teacher(model).predict_step(Work(folder / "train", seal, rows))

@@ -25,7 +25,7 @@ def stored(smoke):
 
 
 def fingerprints(work) -> dict[str, str]:
-    return {stage.name: only(work / "artifacts" / stage.name).name for stage in Stage}
+    return {stage.name: only(work / "artifacts" / stage.name).name for stage in Config().stages}
 
 
 def data_of(run) -> dict[str, str]:
