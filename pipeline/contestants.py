@@ -24,7 +24,6 @@ from speculative.tree_choice import TreeCosts
 
 REPEATS = 4  # of every timing, the first to warm up
 TEXTS = 10  # validation prompts that are decoded to set a way
-NEW_TOKENS = 32  # in a timing
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,9 @@ def _costs(
     branching: dict[str, Iterator[TreeCosts]] = {}
     for one in trained:
         longest = _longest(one.proposer, config)
-        chains[one.name] = measure(target, one.proposer, repeats, sampling, longest, new_tokens=NEW_TOKENS)
+        chains[one.name] = measure(target, one.proposer, repeats, sampling, longest)
         if trees.used(config):
-            branching[one.name] = trees.calibrated(target, one.proposer, repeats, sampling, config, NEW_TOKENS)
+            branching[one.name] = trees.calibrated(target, one.proposer, repeats, sampling, config)
     found: tuple[dict[str, Costs], dict[str, TreeCosts]] = ({}, {})
     for _ in track(range(REPEATS - 1), description=f"{'costs of drafters':<28}", transient=True):
         found = ({name: next(steps) for name, steps in chains.items()}, {name: next(s) for name, s in branching.items()})

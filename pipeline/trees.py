@@ -53,11 +53,11 @@ def used(config: Decoding) -> bool:
 
 def widths(config: Decoding) -> tuple[int, ...]:
     """Widths w of the trees (w, 1) to time, enough for the tree that the configuration names."""
-    found = WIDTHS
-    if config.tree != AUTO:
-        tree = Tree.of(config.tree)
-        while 2 * found[-1] < tree.size or found[-1] < max(map(len, tree.levels)):
-            found = (*found, 2 * found[-1])
+    if config.tree == AUTO:
+        return WIDTHS
+    tree, found = Tree.of(config.tree), WIDTHS[:1]
+    while 2 * found[-1] < tree.size or found[-1] < max(map(len, tree.levels)):
+        found = (*found, 2 * found[-1])
     return found
 
 
@@ -67,7 +67,7 @@ def calibrated(
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     config: Decoding,
-    new_tokens: int = 64,
+    new_tokens: int = 32,
 ) -> Iterator[TreeCosts]:
     """Costs as ``measure_trees`` yields them.
 

@@ -97,7 +97,9 @@ def test_a_model_that_cannot_branch_is_refused(monkeypatch):
 
 def test_as_many_nodes_are_timed_as_the_tree_has():
     assert trees.widths(Decoding(tree="auto")) == (1, 2, 4, 8, 16)
-    assert trees.widths(Decoding(tree=[3, 2, 1])) == (1, 2, 4, 8, 16)
+    assert trees.widths(Decoding(tree=[1])) == (1,)
+    assert trees.widths(Decoding(tree=[2, 1])) == (1, 2)
+    assert trees.widths(Decoding(tree=[3, 2, 1])) == (1, 2, 4, 8)
     assert trees.widths(Decoding(tree=[4, 4, 1])) == (1, 2, 4, 8, 16, 32)  # 36 nodes, 16 on a level
     assert trees.widths(Decoding(tree=[20, 1])) == (1, 2, 4, 8, 16, 32)  # 40 nodes, 20 on a level
 
@@ -198,21 +200,22 @@ def test_the_table_says_where_a_tree_was_expected_to_lose():
     assert "expected to be faster" not in words_of(tree | {"recommended": True})
 
 
-@pytest.mark.parametrize("tree", ["auto", "[3,2,1]"])
-def test_the_smoke_run_races_a_tree(work, attempt, tree):
-    code, stderr = attempt(SMOKE, f"decoding.tree={tree}", "decoding.baselines=false",
+@pytest.mark.parametrize(("tree", "ends", "timed"), [("auto", [""], 32), ("[2,1]", ["", "_at_1"], 4)])
+def test_the_smoke_run_races_a_tree(work, attempt, tree, ends, timed):
+    temperatures = "[0.0,1.0]" if len(ends) == 2 else "[0.0]"
+    code, stderr = attempt(SMOKE, f"decoding.tree={tree}", f"decoding.temperatures={temperatures}", "decoding.baselines=false",
                            "stages=[calibrate,speculate,report]", work=work)  # fmt: skip
     assert code == 0, stderr
     made = {name: json.loads((newest(work, name) / "manifest.json").read_text()) for name in ("calibrate", "speculate")}
     metrics, details = made["speculate"]["metrics"], made["speculate"]["details"]
-    for end in ("", "_at_1"):
+    for end in ends:
         assert math.isfinite(metrics[f"tree/ratio_predicted{end}"])
         assert metrics[f"tree/ratio_low{end}"] <= metrics[f"tree/ratio{end}"] <= metrics[f"tree/ratio_high{end}"]
     assert details["lossless"]["different"] == 0
     assert details["lossless"]["trees"] >= 1
-    if tree == "[3,2,1]":
-        assert details["by_temperature"]["0"]["tree"]["parents"] == list(Tree.of((3, 2, 1)).parents)
-    assert [size for size, _ in made["calibrate"]["details"]["by_temperature"]["1"]["tree_costs"]["verify"]][-1] == 32
+    if tree != "auto":
+        assert details["by_temperature"]["1"]["tree"]["parents"] == list(Tree.of((2, 1)).parents)
+    assert [size for size, _ in made["calibrate"]["details"]["by_temperature"]["0"]["tree_costs"]["verify"]][-1] == timed
     report = newest(work, Stage.report.name)
-    assert "| tree T=1 |" in (report / "report.md").read_text()
+    assert "| tree T=0 |" in (report / "report.md").read_text()
     assert "by depth)" in (report / "report.html").read_text()
