@@ -12,15 +12,14 @@ from typing import Any
 from rich.progress import track
 
 from data.responses import read_shards
-from pipeline import held_out, trees
+from pipeline import held_out, ready, trees
 from pipeline.config import Decoding, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
-from pipeline.proposer import prepared
 from pipeline.tracking import Run
 from pipeline.undistilled import draft_identity, initial
-from speculative import MedusaHeads, Sampling, pack
+from speculative import MedusaHeads, Sampling
 from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
 from speculative.tree_choice import TreeCosts
@@ -39,6 +38,7 @@ def identity(context: Context) -> dict[str, Any]:
         "machine": machine(),
         "precision": str(context.dtype),
         **branches,
+        **({"compile": True} if config.decoding.compile else {}),
         **context.target.padding,
     }
 
@@ -46,9 +46,9 @@ def identity(context: Context) -> dict[str, Any]:
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     config = context.config.decoding
     responses = list(read_shards(context.parent(Stage.generate).folder))
-    target = pack(context.target.load(context.dtype))
+    target = ready.target(context)
     undistilled, _ = initial(context)
-    draft = prepared(undistilled, context.dtype)
+    draft = ready.draft(undistilled, context)
     longest = min(config.longest_draft, draft.count) if isinstance(draft, MedusaHeads) else config.longest_draft
     details: dict[str, Any] = {"machine": machine(), "precision": str(context.dtype), "by_temperature": {}}
     metrics: dict[str, float] = {}

@@ -5,7 +5,9 @@ not there, a layer that the target lacks) the stage itself refuses.
 """
 
 import math
+import os
 import re
+import shutil
 from itertools import accumulate
 from operator import mul
 
@@ -55,6 +57,7 @@ def check(config: Config) -> None:
     _optimizer(config.optimizer)
     _trainer(config.trainer)
     _decoding(config.decoding, config.generate)
+    _compiled(config)
     _tree(config)
     _drafters(config)
     _export(config.export)
@@ -191,6 +194,16 @@ def _decoding(decoding: Decoding, generate: Generate) -> None:
     require(0 < decoding.top_p <= 1, "decoding.top_p", decoding.top_p, "give a number in (0, 1]")
     require(0 <= decoding.min_p <= 1, "decoding.min_p", decoding.min_p, "give a number from 0 to 1; 0 switches it off")
     require(decoding.top_k >= 0, "decoding.top_k", decoding.top_k, "0 switches it off")
+
+
+def _compiled(config: Config) -> None:
+    """What keeps forwards from being compiled."""
+    if config.decoding.compile:
+        fix = "Medusa heads read states, which compiled forwards keep to themselves; give decoding.compile=false"
+        require(config.draft.kind is not Drafting.medusa, "decoding.compile", True, fix)
+        compiler = os.environ.get("CXX", "g++")
+        found = shutil.which(compiler) is not None
+        require(found, "decoding.compile", True, f"there is no C++ compiler {compiler}; install it, or give decoding.compile=false")
 
 
 def _tree(config: Config) -> None:

@@ -216,6 +216,7 @@ class Decoding:
     max_new_tokens: int = 80
     lossless_tokens: int = 64
     baselines: bool = True
+    compile: bool = False
 
 
 @dataclass(frozen=True)

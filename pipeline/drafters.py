@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from data.artifact import MANIFEST, file_hash, folder_hash
 from data.responses import read_shards
-from pipeline import comparison, drafter_prompts, effort, held_out, proposer
+from pipeline import comparison, drafter_prompts, effort, held_out, proposer, ready
 from pipeline.calibrate import sampling_of, suffix
 from pipeline.config import Stage
 from pipeline.contestants import Trained, Way, ways
@@ -25,7 +25,7 @@ from pipeline.drafter_prompts import Case
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
 from pipeline.tracking import Run
-from speculative import MedusaHeads, pack
+from speculative import MedusaHeads
 
 FORMAT = 1
 TEXT, PAGE, RECORD = "drafters.md", "drafters.html", "drafters.json"
@@ -90,7 +90,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     config, seed = context.config.decoding, context.config.seed
     responses = list(read_shards(context.parent(Stage.generate).folder))
     model, heads = _trained(context, child)
-    target = pack(context.target.load(context.dtype))
+    target = ready.target(context)
     details: dict[str, Any] = {"by_temperature": {}}
     metrics: dict[str, float] = {}
     for temperature in config.temperatures:
@@ -126,7 +126,7 @@ def _trained(context: Context, run: Run) -> tuple[Trained, Trained | None]:
     distilled, place = context.parent(Stage.distil), context.config.drafters.heads
     model = proposer.load(distilled.folder / "draft", context.dtype, context.target.fingerprint)
     seconds = effort.seconds(run, distilled.fingerprint)
-    found = Trained("draft model", proposer.prepared(model, context.dtype), seconds)
+    found = Trained("draft model", ready.draft(model, context), seconds)
     if place is None:
         return found, None
     folder = Path(place).expanduser().resolve()
@@ -136,7 +136,7 @@ def _trained(context: Context, run: Run) -> tuple[Trained, Trained | None]:
     tree = context.config.decoding.tree
     if isinstance(tree, list) and len(tree) > heads.count:
         raise PipelineError(f"decoding.tree={tree}: the {heads.count} heads of drafters.heads draft no tree deeper than that")
-    return found, Trained("Medusa heads", proposer.prepared(heads, context.dtype), effort.seconds(run, folder.name))
+    return found, Trained("Medusa heads", ready.draft(heads, context), effort.seconds(run, folder.name))
 
 
 def _race(target: PreTrainedModel, found: list[Way], case: Case, place: int) -> dict[str, Any]:

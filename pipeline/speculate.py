@@ -17,14 +17,14 @@ from transformers import PreTrainedModel
 
 from data.responses import Response, read_shards
 from pipeline import draft as drafts
-from pipeline import heads, held_out, lossless, plan, proposer, race, trainer, trees
+from pipeline import heads, held_out, lossless, plan, proposer, race, ready, trainer, trees
 from pipeline.calibrate import costs_of, sampling_of, suffix, tree_costs_of
 from pipeline.config import Drafting, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.expand import expand
 from pipeline.hardware import machine
-from pipeline.proposer import Proposer, prepared
+from pipeline.proposer import Proposer
 from pipeline.tracking import Run
 from pipeline.undistilled import initial
 from speculative import MedusaHeads, Sampling, Tree, pack
@@ -39,15 +39,17 @@ def identity(context: Context) -> dict[str, Any]:
     settings = asdict(decoding) | {"verification": decoding.verification.name}
     if not trees.used(decoding):
         del settings["tree"]
+    if not decoding.compile:
+        del settings["compile"]
     return {"decoding": settings, "machine": machine(), "seed": context.config.seed}
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     config = context.config.decoding
     responses = list(read_shards(context.parent(Stage.generate).folder))
-    target = pack(context.target.load(context.dtype))
+    target = ready.target(context)
     trained = context.parent(Stage.distil).folder / "draft"
-    draft = prepared(proposer.load(trained, context.dtype, context.target.fingerprint), context.dtype)
+    draft = ready.draft(proposer.load(trained, context.dtype, context.target.fingerprint), context)
     details: dict[str, Any] = {"by_temperature": {}}
     metrics: dict[str, float] = {}
     plans, chosen = [], {}
@@ -94,7 +96,7 @@ def _plans(
 ) -> Iterator[tuple[plan.Plan, dict[str, Any], dict[str, float]]]:
     """By temperature: what to race, what is known before it, and the same as metrics."""
     config = context.config.decoding
-    before = prepared(initial(context)[0], context.dtype)
+    before = proposer.prepared(initial(context)[0], context.dtype)
     for temperature in config.temperatures:
         sampling = sampling_of(config, temperature)
         texts = held_out.of_split(responses, "test", temperature)

@@ -5,6 +5,7 @@ It knows nothing of configuration, tracking, training or where models come from.
 """
 
 from speculative.api import Piece, generate, stream
+from speculative.compiled import NotCompiledError, compiled
 from speculative.controls import Controls
 from speculative.cost import Costs
 from speculative.drafters import Draft
@@ -27,11 +28,13 @@ __all__ = [
     "Finish",
     "Generation",
     "MedusaHeads",
+    "NotCompiledError",
     "Piece",
     "PromptLookup",
     "Rule",
     "Sampling",
     "Tree",
+    "compiled",
     "generate",
     "pack",
     "shared_draft",
