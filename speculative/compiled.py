@@ -82,13 +82,14 @@ class Programs:
         ``mask`` (1, 1, n, capacity) says which slots each token sees.
         """
         several = tokens.shape[1] > 1
-        _vary(mask, (2, 3) if several else (3,))
-        for pair in stores:
-            for store in pair:
-                _vary(store, (2,))
+        # Programs are for one layout: without a dimension of one, whose stride may be anything, and from a storage's begin.
+        tokens, positions, slots, mask = (given.clone() for given in (tokens[0], positions[0], slots, mask[0, 0]))
+        _vary(mask, (0, 1) if several else (1,))
+        for store in (store for pair in stores for store in pair):
+            _vary(store, (2,))
         if several:
-            for tensor, place in ((tokens, 1), (positions, 1), (slots, 0)):
-                _vary(tensor, (place,))
+            for tensor in (tokens, positions, slots):
+                _vary(tensor, (0,))
         return self.run(tokens, positions, slots, mask, stores)
 
 
@@ -110,5 +111,6 @@ class _Step(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, stores: Stores) -> Tensor:
+        places = {"attention_mask": mask[None, None], "position_ids": positions[None]}
         cache = slot_by_slot(self.model, stores, slots)
-        return self.model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True, **cache).logits
+        return self.model(input_ids=tokens[None], use_cache=True, **places, **cache).logits

@@ -71,14 +71,14 @@ def test_the_cache_is_that_of_a_fresh_prefill(pair, plain):
 def test_capacity_and_width_need_no_new_program(pair, calls):
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for length, drafted in ((3, 2), (9, 5), (50, 7)):
-        generate(*pair, [list(range(1, length))], max_new_tokens=12, num_draft_tokens=drafted)
+        generate(*pair, [[5] * length], max_new_tokens=12, num_draft_tokens=drafted)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
     assert {6, 8} & set(calls)
 
 
 def test_batches_and_kept_states_run_as_they_are(pair, plain, calls):
-    done = generate(*pair, PROMPTS[:3], max_new_tokens=8)
-    assert done.tokens == generate(*plain, PROMPTS[:3], max_new_tokens=8).tokens
+    done = generate(pair[0], None, PROMPTS[:3], max_new_tokens=8)
+    assert done.tokens == generate(plain[0], None, PROMPTS[:3], max_new_tokens=8).tokens
     kept = generate(pair[0], None, PROMPTS[:1], max_new_tokens=4, states=True)
     assert not calls
     assert kept.states[0].shape == (4, 32)
