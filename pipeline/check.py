@@ -202,8 +202,8 @@ def _compiled(config: Config) -> None:
         fix = "Medusa heads read states, which compiled forwards keep to themselves; give decoding.compile=false"
         require(config.draft.kind is not Drafting.medusa, "decoding.compile", True, fix)
         compiler = os.environ.get("CXX", "g++")
-        found = shutil.which(compiler) is not None
-        require(found, "decoding.compile", True, f"there is no C++ compiler {compiler}; install it, or give decoding.compile=false")
+        fix = f"there is no C++ compiler {compiler}; install it, or give decoding.compile=false"
+        require(shutil.which(compiler) is not None, "decoding.compile", True, fix)
 
 
 def _tree(config: Config) -> None:

@@ -13,6 +13,7 @@ to prompt. What bounds a plain step is printed beside it: bytes of weights ÷ me
 
 import copy
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -171,7 +172,7 @@ def in_batches(bench: Bench, prompts: list[list[int]]) -> dict[str, float]:
     for repeat in range(3):
         order = list(ways) if repeat % 2 else list(reversed(ways))
         rows.append({name: ways[name]() for name in order})
-    kept = total(bench.ours(fill(8), bench.draft, 1)[1].acceptance).rates[0]
+    kept = total(bench.ours(fill(8), bench.draft, 1)[1].acceptance).rate
     return {
         "plain_b32": median(row["theirs"] / row["ours"] for row in rows[1:]),
         "batch8_ratio": median(row["plain"] / row["drafting"] for row in rows[1:]),
@@ -232,7 +233,9 @@ def main() -> None:
     bench = Bench(target, pack(files.load(dtype)), fast, draft, useless, assistant, options.tokens, options.drafted)
     *_, costs = measure(bench.packed, bench.draft, prompts[:4], GREEDY, longest=LONGEST)
     races = {name: race(bench, costs, rows) for name, rows in sets.items()}
-    figures = one_at_a_time(bench, costs, races) | in_batches(bench, prompts) | bound(target, costs)
+    figures = one_at_a_time(bench, costs, races) | bound(target, costs)
+    print(json.dumps(figures), file=sys.stderr, flush=True)  # minutes of work, should what follows be stopped
+    figures |= in_batches(bench, prompts)
     measured = sum(map(len, races.values()))
     table = Table("", "", title=f"{measured} prompts, {options.tokens} new tokens, K = {options.drafted}, {dtype}")
     for name, value in figures.items():

@@ -31,5 +31,3 @@ def read(path: Path | None, count: int) -> list[str]:
         rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
         texts = [row["turns"][0] if "turns" in row else row["prompt"] for row in rows]
     return texts[:: max(1, len(texts) // count)][:count]
-
-
