@@ -20,6 +20,7 @@ from filelock import FileLock
 
 from pipeline import main as entry
 from pipeline.tiny import byte_tokenizer
+from tests.pipeline.forks import Fork
 
 REPOSITORY = Path(__file__).parents[2]
 SMOKE = "+experiment=smoke"
@@ -163,8 +164,10 @@ def start(*overrides: str, work: Path, cwd: Path | None = None, **environment: s
     return work, done.stdout, done.stderr, done.returncode, seconds
 
 
-def begin(*overrides: str, work: Path, output: Path) -> subprocess.Popen:
+def begin(*overrides: str, work: Path, output: Path, fresh: bool = False) -> Fork | subprocess.Popen:
     """Start the pipeline as a process group of its own; what it says goes to the file ``output``."""
+    if not fresh:
+        return Fork([*overrides, f"paths.work={work}"], output.parent, ENVIRONMENT, output, output)
     with output.open("w") as stream:
         return subprocess.Popen(
             command(*overrides, work=work),
@@ -176,7 +179,14 @@ def begin(*overrides: str, work: Path, output: Path) -> subprocess.Popen:
         )
 
 
-def wait_for(found, process: subprocess.Popen, seconds: float = 240) -> None:
+def forked(*overrides: str, work: Path) -> tuple[Path, str, str, int]:
+    """As ``start``, without the seconds that a fresh process needs for its imports."""
+    output, errors = (work.with_name(f"{work.name}.{name}") for name in ("stdout", "stderr"))
+    code = Fork([*overrides, f"paths.work={work}"], work.parent, ENVIRONMENT, output, errors).wait(600)
+    return work, output.read_text(), errors.read_text(), code
+
+
+def wait_for(found, process: Fork | subprocess.Popen, seconds: float = 240) -> None:
     """Wait until ``found()`` holds, while the process lives."""
     limit = time.monotonic() + seconds
     while not found():
