@@ -34,11 +34,12 @@ def outcomes(rule, tables, limit=None):
 
     m, row = torch.arange(depth + 1).repeat_interleave(count), torch.arange(count).repeat(depth + 1)
     half, last = torch.full((len(m),), 0.5, dtype=DOUBLE), torch.full((len(m),), LAST, dtype=DOUBLE)
-    passes = measure(lambda u: play(m, row, u, half).accepted == m, len(m)).view(depth + 1, count)  # of none: always
-    failed = torch.cat([1 - passes[1:], torch.ones(1, count, dtype=DOUBLE)]).flip(0).cumprod(0).flip(0)
-    ends = passes * failed * torch.tensor(weights, dtype=DOUBLE)
+    always = torch.ones(1, count, dtype=DOUBLE)
+    some = slice(count, None)  # no draft at all stays whenever no other number does
+    passes = measure(lambda u: play(m[some], row[some], u, half[some]).accepted == m[some], depth * count).view(depth, count)
+    longer_failed = torch.cat([1 - passes, always]).flip(0).cumprod(0).flip(0)
+    ends = torch.cat([always, passes]) * longer_failed * torch.tensor(weights, dtype=DOUBLE)
     possible = ends.flatten() > 1e-15
-    assert (passes[0] == 1).all()
     assert (play(m, row, half * 0, last).accepted[possible] == m[possible]).all()
     law = following_law(tables, blocks, ends, lambda m, row, u: play(m, row, torch.zeros_like(u), u).following)
     return law, float((ends.sum(1) * torch.arange(depth + 1)).sum())
