@@ -31,8 +31,8 @@ def settled(config: Config) -> Config:
     return replace(config, draft=replace(config.draft, **WHOLE), generate=replace(config.generate, keep_states=False))
 
 
-def load(path: str, target_tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The float32 model at ``draft.path``.
+def find(path: str, target_tokenizer: PreTrainedTokenizerBase) -> Path:
+    """The folder at ``draft.path``.
 
     Raises:
         PipelineError: no such model, or a tokenizer that differs; the first differing id is named.
@@ -42,7 +42,6 @@ def load(path: str, target_tokenizer: PreTrainedTokenizerBase) -> PreTrainedMode
         raise PipelineError(f"draft.path={path}: no model folder; give a folder with config.json and *.safetensors")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     except (ValueError, OSError) as error:
         raise PipelineError(f"draft.path={path}: {error}") from error
     difference = first_difference(target_tokenizer, tokenizer)
@@ -50,6 +49,20 @@ def load(path: str, target_tokenizer: PreTrainedTokenizerBase) -> PreTrainedMode
         raise PipelineError(
             f"draft.path={path}: its tokenizer is not the target's ({difference}); choose a sibling of the target"
         )
+    return folder
+
+
+def load(path: str, target_tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The float32 model at ``draft.path``.
+
+    Raises:
+        PipelineError: as ``find``, or the files hold no causal language model.
+    """
+    folder = find(path, target_tokenizer)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+    except (ValueError, OSError) as error:
+        raise PipelineError(f"draft.path={path}: {error}") from error
     return model.eval()
 
 

@@ -36,6 +36,7 @@ from speculative import pack
 FORMAT = 4
 CHOICE = "codec.json"  # what codec=auto settled on
 SAMPLE = 8  # held-out rows kept dense to measure fidelity
+NAMED = 40  # bad shards that a message names; it must end with the remedy on a screen
 
 log = logging.getLogger("draftsmith")
 
@@ -102,7 +103,9 @@ def inspect(context: Context, folder: Path) -> None:
         _write(context, folder, context.target.load(context.dtype), work, bad)
         log.info("logits: wrote %s again", ", ".join(str(path.relative_to(folder)) for path in bad))
     else:
-        raise PipelineError("logits.verify: " + "\n".join([*bad.values(), "write them again with logits.repair=true"][:50]))
+        named = [*bad.values()][:NAMED]
+        others = [f"and {len(bad) - NAMED} more"] if len(bad) > NAMED else []
+        raise PipelineError("logits.verify: " + "\n".join([*named, *others, "write them again with logits.repair=true"]))
 
 
 def _settled(context: Context, folder: Path, rows: list[Response], load: Callable[[], PreTrainedModel]) -> Config:

@@ -18,8 +18,11 @@ import pytest
 import torch
 from filelock import FileLock
 
+from pipeline import calibrate
 from pipeline import main as entry
 from pipeline.tiny import byte_tokenizer
+from tests.pipeline import stores
+from tests.pipeline.forks import Fork
 
 REPOSITORY = Path(__file__).parents[2]
 SMOKE = "+experiment=smoke"
@@ -51,13 +54,27 @@ def offline():
 
 
 @pytest.fixture(scope="session")
-def smoke(tmp_path_factory, worker_id) -> Done:
+def shared(tmp_path_factory, worker_id) -> Path:
+    """A folder that all workers have."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def store(shared):
+    """An empty store of MLflow; it is copied wherever this process would build one."""
+    with pytest.MonkeyPatch.context() as patch:
+        stores.copied(patch, found := stores.built(shared))
+        yield found
+
+
+@pytest.fixture(scope="session")
+def smoke(shared) -> Done:
     """The smoke experiment, run once for all workers, from an empty directory and with a temporary folder of its own.
 
     No test may change it: ``work`` is a copy to spoil.
     """
-    base = tmp_path_factory.getbasetemp()
-    root = (base if worker_id == "master" else base.parent) / "smoke"
+    root = shared / "smoke"
     kept = root.with_suffix(".json")
     with FileLock(root.with_suffix(".lock")):
         if not kept.is_file():
@@ -92,6 +109,8 @@ def prompts(tmp_path_factory) -> Path:
 @pytest.fixture
 def attempt(monkeypatch, capsys):
     """Run the console script in this process; gives its exit code and what it wrote to stderr."""
+
+    monkeypatch.setattr(calibrate, "REPEATS", 2)  # the smoke run has all seven
 
     def run(*overrides: str, work: Path) -> tuple[int, str]:
         monkeypatch.setattr(entry, "_progress", entry._Progress())
@@ -163,8 +182,10 @@ def start(*overrides: str, work: Path, cwd: Path | None = None, **environment: s
     return work, done.stdout, done.stderr, done.returncode, seconds
 
 
-def begin(*overrides: str, work: Path, output: Path) -> subprocess.Popen:
+def begin(*overrides: str, work: Path, output: Path, fresh: bool = False) -> Fork | subprocess.Popen:
     """Start the pipeline as a process group of its own; what it says goes to the file ``output``."""
+    if not fresh:
+        return Fork([*overrides, f"paths.work={work}"], output.parent, ENVIRONMENT, output, output)
     with output.open("w") as stream:
         return subprocess.Popen(
             command(*overrides, work=work),
@@ -176,7 +197,14 @@ def begin(*overrides: str, work: Path, output: Path) -> subprocess.Popen:
         )
 
 
-def wait_for(found, process: subprocess.Popen, seconds: float = 240) -> None:
+def forked(*overrides: str, work: Path) -> tuple[Path, str, str, int]:
+    """As ``start``, without the seconds that a fresh process needs for its imports."""
+    output, errors = (work.with_name(f"{work.name}.{name}") for name in ("stdout", "stderr"))
+    code = Fork([*overrides, f"paths.work={work}"], work.parent, ENVIRONMENT, output, errors).wait(600)
+    return work, output.read_text(), errors.read_text(), code
+
+
+def wait_for(found, process: Fork | subprocess.Popen, seconds: float = 240) -> None:
     """Wait until ``found()`` holds, while the process lives."""
     limit = time.monotonic() + seconds
     while not found():

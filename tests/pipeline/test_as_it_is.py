@@ -15,7 +15,9 @@ from pipeline.config import Config, Draft, Stage
 from pipeline.route import ancestors
 from tests.pipeline.conftest import SMOKE, only
 
-COMMAND = (SMOKE, "stages=[speculate,report]", "decoding.baselines=false")
+SHORT = "corpus.train=4 corpus.validation=2 corpus.test=4 decoding.max_new_tokens=16"
+COMMAND = (SMOKE, "stages=[speculate,report]", "decoding.baselines=false", "decoding.lossless_tokens=6", *SHORT.split())
+GREEDY = ("generate.temperatures=[0.0]", "generate.shares=[1.0]", "decoding.temperatures=[0.0]")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def test_a_twin_of_the_target_agrees_with_it_everywhere(tmp_path, attempt, broug
 
 def test_a_stranger_with_the_same_tokenizer_agrees_less_and_is_lossless_too(tmp_path, attempt, brought):
     work = tmp_path / "work"
-    overrides = brought("stranger")
+    overrides = brought("stranger", *GREEDY)
     code, stderr = attempt(*overrides, work=work)
     assert code == 0, stderr
     found = details(work, "speculate")
@@ -90,6 +92,7 @@ def test_a_draft_of_another_tokenizer_is_refused(tmp_path, refused, brought, pai
     (odd / "tokenizer.json").write_text(swapped)
     message = refused(*brought("twin", f"draft.path={odd}"), work=tmp_path / "work")
     assert f"draft.path={odd}: its tokenizer is not the target's" in message
+    assert not (tmp_path / "work" / "artifacts").exists()  # before anything long begins
 
 
 def test_a_draft_that_is_not_there_is_refused(tmp_path, refused, brought):

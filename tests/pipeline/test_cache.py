@@ -14,7 +14,7 @@ from data.responses import Request, Response
 from data.serving import refusal
 from data.targets import DenseTargets, SparseTargets
 from pipeline import config as settings
-from pipeline import rehearsal, tiny
+from pipeline import logits, rehearsal, tiny
 from pipeline.check import check
 from pipeline.choice import candidates
 from pipeline.coding import estimate, parts
@@ -55,6 +55,17 @@ def test_a_bad_shard_is_named_by_verify_and_alone_written_again_by_repair(work, 
     assert digest(work / "artifacts" / "logits") == before
     unmoved = {path for path, when in times.items() if path.stat().st_mtime_ns == when}
     assert unmoved == set(times) - {flipped, cut, gone}
+
+
+@pytest.mark.parametrize(("count", "named"), [(40, 40), (97, 40)])
+def test_many_bad_shards_are_counted_and_the_remedy_is_still_said(work, attempt, monkeypatch, count, named):
+    places = [work / f"shard-{number:05}" for number in range(count)]
+    monkeypatch.setattr(logits, "_bad", lambda *_: {place: f"{place}: this shard is missing" for place in places})
+    code, stderr = attempt(SMOKE, "stages=[logits]", "logits.verify=true", work=work)
+    assert code == 2
+    lines = stderr[stderr.index("logits.verify: ") :].splitlines()
+    assert sum("this shard is missing" in line for line in lines) == named
+    assert lines[named:] == ([f"and {count - named} more"] if count > named else []) + ["write them again with logits.repair=true"]
 
 
 def test_verify_without_a_finished_cache(work, attempt):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.pipeline.conftest import SMOKE, begin, copy_work, digest, only, start
+from tests.pipeline.conftest import SMOKE, begin, copy_work, digest, forked, only
 from tests.pipeline.conftest import wait_for as wait
 from tests.pipeline.test_tracking import runs_of
 
@@ -57,7 +57,7 @@ def runs(settings, tmp_path_factory) -> tuple[Path, Path, dict[str, Killed], str
             finished = {path: path.stat().st_mtime_ns for path in folder.glob(pattern)}
             step = torch.load(next(iter(finished)), weights_only=True)["global_step"] if stage == "distil" else 0
             left[stage] = Killed(finished, step)
-        _, stdout, stderr, code, _ = start(*settings, work=killed)
+        _, stdout, stderr, code = forked(*settings, work=killed)
         assert code == 0, stderr
         assert undisturbed.wait(120) == 0, (root / "calm.txt").read_text()
     finally:

@@ -16,7 +16,7 @@ from hydra.experimental.callback import Callback
 
 from pipeline import flow, tracking
 from pipeline.config import Stage, Tracking
-from tests.pipeline.conftest import SMOKE, begin, start, wait_for
+from tests.pipeline.conftest import SMOKE, begin, forked, start, wait_for
 from tests.pipeline.test_tracking import runs_of
 
 PARENT = "mlflow.parentRunId"
@@ -41,7 +41,7 @@ def settings(prompts) -> list[str]:
 @pytest.fixture(scope="module")
 def swept(settings, tmp_path_factory):
     """Three jobs, the second of which cannot run."""
-    return start(*settings, "generate.max_new_tokens=4,0,5", work=tmp_path_factory.mktemp("sweep") / "work")
+    return forked(*settings, "generate.max_new_tokens=4,0,5", work=tmp_path_factory.mktemp("sweep") / "work")
 
 
 def family(work: Path) -> tuple[list, dict[str, list], dict[str, list]]:
@@ -66,7 +66,7 @@ def shown(runs: list) -> list[tuple[int, str]]:
 
 
 def test_one_run_for_the_sweep_one_for_each_job_stages_below(swept):
-    work, _, stderr, _, _ = swept
+    work, _, stderr, _ = swept
     [sweep], jobs, stages = family(work)
     below = jobs[sweep.info.run_id]
     assert shown(below) == [(4, "FINISHED"), (0, "FAILED"), (5, "FINISHED")], stderr
@@ -79,7 +79,7 @@ def test_one_run_for_the_sweep_one_for_each_job_stages_below(swept):
 
 
 def test_a_failing_job_leaves_its_overrides_and_the_sweep_lists_it(swept):
-    work, stdout, stderr, code, _ = swept
+    work, stdout, stderr, code = swept
     [sweep], jobs, _ = family(work)
     failed = jobs[sweep.info.run_id][1]
     assert "generate.max_new_tokens=0" in failed.data.tags["overrides"]

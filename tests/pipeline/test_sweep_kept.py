@@ -81,7 +81,7 @@ def test_a_parallel_sweep_goes_on_after_a_kill(slow_jobs, tmp_path, victim):
     """Kill -9 of one process alone; of a whole group, see ``test_sweep``."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="the extra `joblib` is not installed")
     work = tmp_path / "work"
-    process = begin(*slow_jobs, work=work, output=tmp_path / "said")
+    process = begin(*slow_jobs, work=work, output=tmp_path / "said", fresh=True)
     wait_for(lambda: both_write(work), process)
     os.kill(process.pid if victim == "parent" else at_work(work)[0], signal.SIGKILL)
     assert process.wait(120) != 0
