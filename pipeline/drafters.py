@@ -27,7 +27,7 @@ from pipeline.hardware import machine
 from pipeline.tracking import Run
 from speculative import MedusaHeads, pack
 
-FORMAT = 1
+FORMAT = 2
 TEXT, PAGE, RECORD = "drafters.md", "drafters.html", "drafters.json"
 TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>

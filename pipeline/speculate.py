@@ -30,7 +30,7 @@ from pipeline.undistilled import initial
 from speculative import MedusaHeads, Sampling, Tree, pack
 from speculative.cost import Costs, best_length
 
-FORMAT = 3
+FORMAT = 5
 LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
 
 
