@@ -1,19 +1,21 @@
 """Which drafter is fastest on which kind of prompt, from the seconds and counts of every way on every prompt.
 
 A way's ratio is the median over prompts of plain time ÷ its time. "Wins" means that both intervals, over plain decoding
-and over the next best way on the same prompts, lie above 1; all else is said as what it is. Pure; it knows no model.
+and over the next best way on the same prompts, lie above 1; all else is said as what it is. Few prompts have no interval
+that could tell. Pure; it knows no model.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.statistics import median_interval
+from pipeline.statistics import FEWEST, median_interval
 from speculative.metrics import total
 
 ALL, PLAIN = "all prompts", "none"
 LEGEND = (
     "Each cell: speed ratio to plain decoding, median over prompts [95 % bootstrap interval], then tokens a round. "
+    f"Of fewer than {FEWEST} prompts the interval covers less than it says. "
     "All ways decoded each prompt one after the other. Weights are those beside the target's, in MiB, before packing and "
     "without the draft's own cache; training is wall time on this machine."
 )
@@ -51,6 +53,8 @@ def _ratio(rows: Sequence[dict[str, Any]], above: str, below: str, seed: int) ->
 def verdict(figures: dict[str, Any]) -> str:
     """Who wins on one kind of prompt, in a sentence."""
     best, ratio, margin = figures["best"], figures["ways"][figures["best"]]["ratio"], figures["margin"]
+    if figures["prompts"] < FEWEST:
+        return f"too few prompts to tell ({figures['prompts']}; it takes {FEWEST}); {best} comes first, {_interval(ratio)}"
     if ratio["low"] <= 1:
         return f"no drafter is shown to beat plain decoding; {best} comes nearest, {_interval(ratio)}"
     if margin is None or margin["low"] > 1:

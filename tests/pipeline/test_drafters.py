@@ -16,6 +16,7 @@ from pipeline.contestants import Trained, Way, best_length, ways
 from pipeline.drafter_prompts import CHAT, CODE, CONVERSATION, MT_BENCH, Case
 from pipeline.errors import PipelineError
 from pipeline.heads import build
+from pipeline.statistics import FEWEST
 from speculative import Draft, PromptLookup, Sampling
 from speculative.cost import Costs
 from speculative.metrics import Acceptance
@@ -63,8 +64,19 @@ def test_ratios_are_medians_over_the_prompts_of_a_kind():
     ],
 )
 def test_who_wins_is_said_only_when_it_is_shown(a, b, sentence):
-    rows = [row("chat", 6.0, a=x, b=y) for x, y in zip(a, b, strict=True)]
+    rows = [row("chat", 6.0, a=x, b=y) for x, y in zip(a, b, strict=True)] * 3
     assert comparison.verdict(comparison.summarise(rows, (PLAIN, "a", "b"), seed=0)["chat"]) == sentence
+
+
+@pytest.mark.parametrize("prompts", [1, 4, 5])
+def test_few_prompts_let_nobody_win(prompts):
+    found = comparison.summarise([row("chat", 6.0, a=2.0, b=4.0)] * prompts, (PLAIN, "a", "b"), seed=0)["chat"]
+    assert comparison.verdict(found) == f"too few prompts to tell ({prompts}; it takes 6); a comes first, 3.00 [3.00, 3.00]"
+
+
+def test_of_six_prompts_the_range_holds_the_median_and_of_five_it_may_not():
+    """2 · 2^−n is the chance that all values lie on one side of the median."""
+    assert 2 * 0.5**FEWEST < 0.05 < 2 * 0.5 ** (FEWEST - 1)
 
 
 def test_the_table_has_a_line_for_each_way_and_a_column_for_each_kind():
@@ -88,11 +100,14 @@ def test_the_table_has_a_line_for_each_way_and_a_column_for_each_kind():
     ]
     text = comparison.markdown({"by_temperature": {"0": entry}})
     assert "| a | K = 2 / 3 | 3.0 |" in text
-    assert "- chat: a wins, 2.00 [2.00, 2.00]." in text
+    assert "- chat: too few prompts to tell (1; it takes 6); a comes first, 2.00 [2.00, 2.00]." in text
     assert "Of 2 greedy outputs 0 differ from plain decoding's." in text
     assert "differ" not in comparison.markdown({"by_temperature": {"1": entry | {"different": None}}})
     assert comparison.metrics(entry, "_at_1")["drafters/a/ratio_low_at_1"] == 1.5
-    assert comparison.verdict_rows({"by_temperature": {"0": entry}})[0] == ("chat T=0", "a wins, 2.00 [2.00, 2.00]")
+    assert comparison.verdict_rows({"by_temperature": {"0": entry}})[0] == (
+        "chat T=0",
+        "too few prompts to tell (1; it takes 6); a comes first, 2.00 [2.00, 2.00]",
+    )
 
 
 # How ways are set
