@@ -7,6 +7,8 @@ have no say in either. It knows no stage and no file.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
+from operator import mul
 
 from rich.progress import track
 from transformers import PreTrainedModel
@@ -20,6 +22,7 @@ from speculative import MedusaHeads, Sampling, Tree
 from speculative.cache import check_branching
 from speculative.calibration import WIDTHS, measure_trees
 from speculative.metrics import Ranks
+from speculative.tree import LARGEST
 from speculative.tree_choice import Rates, TreeCosts, best_tree, expected_ratio, tokens_per_round
 
 AUTO, OFF = "auto", "off"
@@ -82,6 +85,8 @@ def calibrated(
     if config.tree != AUTO and Tree.of(config.tree).width > draft.size:
         fix = f"the draft has {draft.size} output ids, give fewer branches at a node"
         raise PipelineError(f"decoding.tree={config.tree}: {fix}")
+    if isinstance(draft, MedusaHeads) and draft.count < 2:
+        raise PipelineError(f"decoding.tree={config.tree}: trees are timed two levels deep, for which one Medusa head is too few")
     timed = [width for width in widths(config) if width <= draft.size]
     return measure_trees(target, draft, prompts, sampling, timed, new_tokens)
 
@@ -108,9 +113,11 @@ def choose(
 
 
 def wide(draft: Proposer, config: Decoding) -> Tree:
-    """What rates are measured with: as deep as chains are calibrated, or as there are heads."""
+    """What rates are measured with: as deep as chains are calibrated, or as there are heads, or as a tree may have nodes."""
     depth = min(config.longest_draft, draft.count) if isinstance(draft, MedusaHeads) else config.longest_draft
-    return Tree.of([min(width, draft.size) for width in (*BRANCHES, *[1] * depth)[:depth]])
+    branches = [min(width, draft.size) for width in (*BRANCHES, *[1] * depth)[:depth]]
+    nodes = accumulate(accumulate(branches, mul))  # down to each depth
+    return Tree.of([width for width, count in zip(branches, nodes, strict=True) if count <= LARGEST])
 
 
 def measured(
