@@ -63,7 +63,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         sampling = sampling_of(config, temperature)
         steps[temperature, "chain"] = measure(target, draft, repeats, sampling, longest, context.target.ids)
         if trees.used(config):
-            steps[temperature, "tree"] = trees.calibrated(target, draft, repeats, sampling, config)
+            steps[temperature, "tree"] = trees.calibrated(target, draft, repeats, sampling, config, context.target.ids)
     found = _in_turns(steps)
     for temperature in config.temperatures:
         costs = found[temperature, "chain"]

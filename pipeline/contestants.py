@@ -74,25 +74,34 @@ def ways(
     sampling: Sampling,
     config: Decoding,
     seed: int,
+    ids: int | None = None,
 ) -> list[Way]:
-    """All ways at one temperature, plain decoding the first. ``texts`` are answers to validation prompts."""
+    """All ways at one temperature, plain decoding the first. ``texts`` are answers to validation prompts.
+
+    ``ids`` of the target can be drawn, rows of its head behind them are padding.
+    """
     some = [replace(text, tokens=text.tokens[: config.max_new_tokens]) for text in spread(texts, TEXTS)]
-    common = {"sampling": sampling, "verification": config.verification.name, "seed": seed}
+    common = {"sampling": sampling, "verification": config.verification.name, "seed": seed, "vocabulary_size": ids}
     trained = [one for one in (model, heads) if one is not None]
-    chains, branching = _costs(target, trained, [text.request.prompt for text in spread(texts, REPEATS)], sampling, config)
+    chains, branching = _costs(target, trained, [text.request.prompt for text in spread(texts, REPEATS)], sampling, config, ids)
     found = [Way("none", "plain decoding", {"num_draft_tokens": 0, **common})]
     found.append(_lookup(target, Way("prompt lookup", "", common), some, chains[model.name]))
     for one in trained:
         found.append(_chain(target, Way(f"{one.name}, chain", "", common, one), some, chains[one.name]))
         if trees.used(config):
-            choice = trees.choose(target, one.proposer, some, sampling, config, branching[one.name], seed)
+            choice = trees.choose(target, one.proposer, some, sampling, config, branching[one.name], seed, ids)
             found.append(Way(f"{one.name}, tree", choice.words, {"tree": choice.tree, **common}, one))
     found.append(_lookup(target, Way("lookup else model", "", common, model), some, chains[model.name]))
     return found
 
 
 def _costs(
-    target: PreTrainedModel, trained: Sequence[Trained], prompts: Sequence[Sequence[int]], sampling: Sampling, config: Decoding
+    target: PreTrainedModel,
+    trained: Sequence[Trained],
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    config: Decoding,
+    ids: int | None,
 ) -> tuple[dict[str, Costs], dict[str, TreeCosts]]:
     """Costs of chains and of trees by the name of the drafter, measured in turns."""
     repeats = [prompts[i % len(prompts)] for i in range(REPEATS)]
@@ -100,9 +109,9 @@ def _costs(
     branching: dict[str, Iterator[TreeCosts]] = {}
     for one in trained:
         longest = _longest(one.proposer, config)
-        chains[one.name] = measure(target, one.proposer, repeats, sampling, longest)
+        chains[one.name] = measure(target, one.proposer, repeats, sampling, longest, ids)
         if trees.used(config):
-            branching[one.name] = trees.calibrated(target, one.proposer, repeats, sampling, config)
+            branching[one.name] = trees.calibrated(target, one.proposer, repeats, sampling, config, ids)
     found: tuple[dict[str, Costs], dict[str, TreeCosts]] = ({}, {})
     for _ in track(range(REPEATS - 1), description=f"{'costs of drafters':<28}", transient=True):
         found = ({name: next(steps) for name, steps in chains.items()}, {name: next(s) for name, s in branching.items()})

@@ -88,6 +88,7 @@ def answered(
     longest: int,
     sampling: Sampling,
     seed: int,
+    ids: int | None = None,
 ) -> list[Case]:
     """The cases whose answer is long enough to be timed, each with its length, up to ``longest`` tokens.
 
@@ -106,8 +107,9 @@ def answered(
             eos_token_ids=eos,
             seed=seed,
             row_keys=[case.key for case in some],
+            vocabulary_size=ids,
         )
-        found += [Case(case.kind, case.prompt, case.key, len(ids)) for case, ids in zip(some, done.tokens, strict=True)]
+        found += [Case(case.kind, case.prompt, case.key, len(tokens)) for case, tokens in zip(some, done.tokens, strict=True)]
     kept = [case for case in found if case.new_tokens >= min(SHORTEST, longest)]
     if not kept:
         raise PipelineError(

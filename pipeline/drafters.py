@@ -87,7 +87,7 @@ def _file_hash(path: str | None) -> str | None:
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
-    config, seed = context.config.decoding, context.config.seed
+    config, seed, ids = context.config.decoding, context.config.seed, context.target.ids
     responses = list(read_shards(context.parent(Stage.generate).folder))
     model, heads = _trained(context, child)
     target = pack(context.target.load(context.dtype))
@@ -99,8 +99,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         if not texts or not answers:
             raise PipelineError(f"corpus.validation, corpus.test: no prompt of both has an answer at {temperature:g}")
         cases = drafter_prompts.gather(context, answers)
-        timed = drafter_prompts.answered(target, context.target.tokenizer(), cases, config.max_new_tokens, sampling, seed)
-        found = ways(target, model, heads, texts, sampling, config, seed)
+        timed = drafter_prompts.answered(target, context.target.tokenizer(), cases, config.max_new_tokens, sampling, seed, ids)
+        found = ways(target, model, heads, texts, sampling, config, seed, ids)
         rows = [_race(target, found, case, place) for place, case in enumerate(_shown([timed[0], *timed], temperature))][1:]
         different = [row["different"] for row in rows]
         entry = {

@@ -70,9 +70,10 @@ def calibrated(
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     config: Decoding,
+    ids: int | None = None,
     new_tokens: int = 32,
 ) -> Iterator[TreeCosts]:
-    """Costs as ``measure_trees`` yields them.
+    """Costs as ``measure_trees`` yields them; ``ids`` can be drawn, rows of the heads behind them are padding.
 
     Raises:
         PipelineError: one of the two models cannot have branches.
@@ -86,9 +87,10 @@ def calibrated(
         fix = f"the draft has {draft.size} output ids, give fewer branches at a node"
         raise PipelineError(f"decoding.tree={config.tree}: {fix}")
     if isinstance(draft, MedusaHeads) and draft.count < 2:
-        raise PipelineError(f"decoding.tree={config.tree}: trees are timed two levels deep, for which one Medusa head is too few")
+        fix = "trees are timed two levels deep, one Medusa head is too few; give decoding.tree=off"
+        raise PipelineError(f"decoding.tree={config.tree}: {fix}")
     timed = [width for width in widths(config) if width <= draft.size]
-    return measure_trees(target, draft, prompts, sampling, timed, new_tokens)
+    return measure_trees(target, draft, prompts, sampling, timed, new_tokens, ids)
 
 
 def choose(
@@ -99,10 +101,12 @@ def choose(
     config: Decoding,
     costs: TreeCosts,
     seed: int,
+    ids: int | None = None,
 ) -> Choice:
     """The tree to race after ``texts``, answers to validation prompts, were decoded again with a tree."""
     fixed = config.tree != AUTO
-    rates = measured(target, draft, texts, Tree.of(config.tree) if fixed else wide(draft, config), sampling, seed)
+    timed = Tree.of(config.tree) if fixed else wide(draft, config)
+    rates = measured(target, draft, texts, timed, sampling, seed, ids)
     if fixed:
         tree = Tree.of(config.tree)
         ratio = expected_ratio(tree, rates, costs)
@@ -121,7 +125,13 @@ def wide(draft: Proposer, config: Decoding) -> Tree:
 
 
 def measured(
-    target: PreTrainedModel, draft: Proposer, texts: Sequence[Response], tree: Tree, sampling: Sampling, seed: int
+    target: PreTrainedModel,
+    draft: Proposer,
+    texts: Sequence[Response],
+    tree: Tree,
+    sampling: Sampling,
+    seed: int,
+    ids: int | None = None,
 ) -> Rates:
     """Rates by depth and rank of ``tree``, after each prompt for as many tokens as its answer in ``texts`` has."""
     counts = []
@@ -135,6 +145,7 @@ def measured(
             sampling=sampling,
             seed=seed,
             row_keys=[text.request.key],
+            vocabulary_size=ids,
         )
         counts.append(done.ranks)
     return reduce(_added, counts).rates
