@@ -5,7 +5,6 @@ and over the next best way on the same prompts, lie above 1; all else is said as
 that could tell. Pure; it knows no model.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,8 +79,8 @@ def table(entry: dict[str, Any]) -> list[list[str]]:
 
 def _facts(way: dict[str, Any]) -> list[str]:
     weights = f"{way['bytes'] / 2**20:.1f}" if way["bytes"] else "–"
-    seconds = way["training_seconds"] if way["bytes"] else math.nan
-    return [way["name"], way["words"], weights, "–" if math.isnan(seconds) else f"{seconds / 60:.0f} min"]
+    seconds = way["training_seconds"] if way["bytes"] else None
+    return [way["name"], way["words"], weights, "–" if seconds is None else f"{seconds / 60:.0f} min"]
 
 
 def _cell(figures: dict[str, Any]) -> str:
@@ -99,6 +98,11 @@ def lossless(entry: dict[str, Any]) -> str:
     return f"Of {entry['compared']} greedy outputs {entry['different']} differ from plain decoding's."
 
 
+def left_out(entry: dict[str, Any]) -> str:
+    """How many prompts are not in the figures, and why."""
+    return f"{entry['left_out']} more prompts had answers too short to be timed." if entry["left_out"] else ""
+
+
 def markdown(details: dict[str, Any]) -> str:
     """The tables, and who wins where."""
     parts = []
@@ -109,7 +113,13 @@ def markdown(details: dict[str, Any]) -> str:
             for line in (header, ["---"] * len(header), *lines)
         ]
         verdicts = [f"- {kind}: {verdict(figures)}." for kind, figures in entry["kinds"].items()]
-        parts += [f"## Drafters at temperature {temperature}", "\n".join(rows), "\n".join(verdicts), lossless(entry)]
+        parts += [
+            f"## Drafters at temperature {temperature}",
+            "\n".join(rows),
+            "\n".join(verdicts),
+            lossless(entry),
+            left_out(entry),
+        ]
     return "\n\n".join([part for part in parts if part] + [LEGEND]) + "\n"
 
 

@@ -4,6 +4,7 @@ Every way is set on validation prompts, by costs that are measured in turns and 
 prompts that are raced have no say. It knows no file and no table.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -58,11 +59,13 @@ class Way:
 
     @property
     def facts(self) -> dict[str, Any]:
+        """Plain values, as JSON has them: None where it is not known how long training took."""
+        seconds = self.trained.seconds if self.trained else 0.0
         return {
             "name": self.name,
             "words": self.words,
             "bytes": self.trained.bytes if self.trained else 0,
-            "training_seconds": self.trained.seconds if self.trained else 0.0,
+            "training_seconds": None if math.isnan(seconds) else seconds,
         }
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from data.artifact import MANIFEST, file_hash, folder_hash
 from data.responses import read_shards
-from pipeline import comparison, drafter_prompts, effort, held_out, proposer
+from pipeline import card, comparison, drafter_prompts, effort, held_out, proposer
 from pipeline.calibrate import sampling_of, suffix
 from pipeline.config import Stage
 from pipeline.contestants import Trained, Way, ways
@@ -48,7 +48,7 @@ TEMPLATE = """<!doctype html>
 {% endfor %}
 </table></div>
 <ul>{% for kind, figures in entry.kinds.items() %}<li>{{ kind }}: {{ verdict(figures) }}.</li>{% endfor %}</ul>
-<p>{{ lossless(entry) }}</p>
+<p>{{ lossless(entry) }} {{ left_out(entry) }}</p>
 {% endfor %}
 <p class="note">{{ legend }}</p>
 </body></html>
@@ -160,11 +160,11 @@ def _write(context: Context, folder: Path, details: dict[str, Any]) -> None:
     facts = ", ".join(f"{key} {value}" for key, value in machine().items())
     where = f"{context.target.name}, {str(context.dtype).removeprefix('torch.')}; {facts}"
     title = f"Drafters for {context.target.name}"
-    command = " ".join(["python -m pipeline", *context.overrides])
-    (folder / TEXT).write_text(f"# {title}\n\n{where}\n\n{comparison.markdown(details)}", encoding="utf-8")
+    command = card.command(context.overrides)
+    (folder / TEXT).write_text(f"# {title}\n\n{where}. Made by `{command}`\n\n{comparison.markdown(details)}", encoding="utf-8")
     (folder / RECORD).write_text(json.dumps({"target": context.target.name, "machine": machine(), **details}))
     page = Environment(autoescape=True).from_string(TEMPLATE)
-    tools = {"table": comparison.table, "verdict": comparison.verdict, "lossless": comparison.lossless}
+    tools = {tool.__name__: tool for tool in (comparison.table, comparison.verdict, comparison.lossless, comparison.left_out)}
     written = page.render(title=title, where=where, command=command, details=details, legend=comparison.LEGEND, **tools)
     (folder / PAGE).write_text(written, encoding="utf-8")
 
