@@ -28,12 +28,18 @@ def decode(
     seed: int,
     assistant: PreTrainedModel | None = None,
     draft_tokens: int = 0,
+    ids: int | None = None,
 ) -> Decoded:
-    """Continue ``prompt`` by exactly ``new_tokens`` tokens, EOS ids being no reason to stop."""
+    """Continue ``prompt`` by exactly ``new_tokens`` tokens, EOS ids being no reason to stop.
+
+    Ids from ``ids`` on are not chosen; None: all may be, which costs no pass over the vocabulary.
+    """
     started = time.perf_counter()
     options = {} if sampling.greedy else {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
     if sampling.min_p:  # a filter that is switched off would still cost a pass over the vocabulary
         options["min_p"] = sampling.min_p
+    if ids is not None and ids < target.config.vocab_size:
+        options["suppress_tokens"] = list(range(ids, target.config.vocab_size))
     config = GenerationConfig(do_sample=not sampling.greedy, max_new_tokens=new_tokens, pad_token_id=0, **options)
     if assistant is not None:
         assistant.generation_config.num_assistant_tokens = draft_tokens

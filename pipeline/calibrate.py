@@ -17,6 +17,7 @@ from pipeline.config import Decoding, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
+from pipeline.spread import spread
 from pipeline.tracking import Run
 from pipeline.undistilled import draft_identity, initial
 from speculative import MedusaHeads, Sampling
@@ -24,7 +25,7 @@ from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
 from speculative.tree_choice import TreeCosts
 
-FORMAT = 3
+FORMAT = 5
 REPEATS = 7
 
 
@@ -57,12 +58,12 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         texts = held_out.of_split(responses, "validation", temperature)
         if len(texts) < 2:
             raise PipelineError(f"corpus.validation={context.config.corpus.validation}: calibration needs two or more answers")
-        prompts = [text.request.prompt for text in texts]
+        prompts = [text.request.prompt for text in spread(texts, REPEATS)]
         repeats = [prompts[i % len(prompts)] for i in range(REPEATS)]
         sampling = sampling_of(config, temperature)
         steps[temperature, "chain"] = measure(target, draft, repeats, sampling, longest, context.target.ids)
         if trees.used(config):
-            steps[temperature, "tree"] = trees.calibrated(target, draft, repeats, sampling, config)
+            steps[temperature, "tree"] = trees.calibrated(target, draft, repeats, sampling, config, context.target.ids)
     found = _in_turns(steps)
     for temperature in config.temperatures:
         costs = found[temperature, "chain"]

@@ -147,6 +147,11 @@ def provenance(context: Context, run_id: str) -> dict[str, Any]:
     }
 
 
+def command(overrides: list[str]) -> str:
+    """The command of a run, fit for strangers."""
+    return " ".join(["python -m pipeline", *shareable(overrides)])
+
+
 def shareable(overrides: list[str]) -> list[str]:
     """Overrides fit for strangers: a value that could be a path, an address or a text becomes "…"."""
     shown = []

@@ -34,6 +34,7 @@ from pipeline.config import (
 from pipeline.errors import PipelineError
 
 LARGEST_TREE = 128  # nodes, as in speculative.tree
+FEWEST_PROMPTS = 6  # whose ratios have an interval, as in pipeline.statistics
 
 
 def check(config: Config) -> None:
@@ -61,6 +62,7 @@ def check(config: Config) -> None:
     _tree(config)
     _drafters(config)
     _export(config.export)
+    _gate(config)
     spread = config.target.device_map
     require(spread in (None, "auto"), "target.device_map", spread, "give auto, or null for one device")
     require(bool(config.target.path), "target.path", "''", "give a folder, a hub name, a GGUF file or package:NAME")
@@ -241,3 +243,11 @@ def _export(export: Export) -> None:
     require(memory is None or memory > 0, "export.maximum_memory", memory, "give MiB above 0, or null for no limit")
     plain = export.register is None or re.fullmatch(r"\w[\w.-]*", export.register) is not None
     require(plain, "export.register", export.register, "give a name of letters, digits, dots, dashes and underscores, or null")
+
+
+def _gate(config: Config) -> None:
+    """Too few prompts for the gate to judge a speed ratio by."""
+    export, prompts = config.export, config.decoding.prompts
+    judges = Stage.export in config.stages and export.gate and export.minimum_ratio > 0
+    fix = f"the gate judges no speed ratio of so few; give {FEWEST_PROMPTS} or more, export.minimum_ratio=0 or export.gate=off"
+    require(not judges or prompts >= FEWEST_PROMPTS, "decoding.prompts", prompts, fix)

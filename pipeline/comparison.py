@@ -1,19 +1,20 @@
 """Which drafter is fastest on which kind of prompt, from the seconds and counts of every way on every prompt.
 
 A way's ratio is the median over prompts of plain time ÷ its time. "Wins" means that both intervals, over plain decoding
-and over the next best way on the same prompts, lie above 1; all else is said as what it is. Pure; it knows no model.
+and over the next best way on the same prompts, lie above 1; all else is said as what it is. Few prompts have no interval
+that could tell. Pure; it knows no model.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.statistics import median_interval
+from pipeline.statistics import FEWEST, median_interval
 from speculative.metrics import total
 
 ALL, PLAIN = "all prompts", "none"
 LEGEND = (
     "Each cell: speed ratio to plain decoding, median over prompts [95 % bootstrap interval], then tokens a round. "
+    f"Of fewer than {FEWEST} prompts the interval covers less than it says. "
     "All ways decoded each prompt one after the other. Weights are those beside the target's, in MiB, before packing and "
     "without the draft's own cache; training is wall time on this machine."
 )
@@ -51,6 +52,8 @@ def _ratio(rows: Sequence[dict[str, Any]], above: str, below: str, seed: int) ->
 def verdict(figures: dict[str, Any]) -> str:
     """Who wins on one kind of prompt, in a sentence."""
     best, ratio, margin = figures["best"], figures["ways"][figures["best"]]["ratio"], figures["margin"]
+    if figures["prompts"] < FEWEST:
+        return f"too few prompts to tell ({figures['prompts']}; it takes {FEWEST}); {best} comes first, {_interval(ratio)}"
     if ratio["low"] <= 1:
         return f"no drafter is shown to beat plain decoding; {best} comes nearest, {_interval(ratio)}"
     if margin is None or margin["low"] > 1:
@@ -76,8 +79,8 @@ def table(entry: dict[str, Any]) -> list[list[str]]:
 
 def _facts(way: dict[str, Any]) -> list[str]:
     weights = f"{way['bytes'] / 2**20:.1f}" if way["bytes"] else "–"
-    seconds = way["training_seconds"] if way["bytes"] else math.nan
-    return [way["name"], way["words"], weights, "–" if math.isnan(seconds) else f"{seconds / 60:.0f} min"]
+    seconds = way["training_seconds"] if way["bytes"] else None
+    return [way["name"], way["words"], weights, "–" if seconds is None else f"{seconds / 60:.0f} min"]
 
 
 def _cell(figures: dict[str, Any]) -> str:
@@ -95,6 +98,11 @@ def lossless(entry: dict[str, Any]) -> str:
     return f"Of {entry['compared']} greedy outputs {entry['different']} differ from plain decoding's."
 
 
+def left_out(entry: dict[str, Any]) -> str:
+    """How many prompts are not in the figures, and why."""
+    return f"{entry['left_out']} more prompts had answers too short to be timed." if entry["left_out"] else ""
+
+
 def markdown(details: dict[str, Any]) -> str:
     """The tables, and who wins where."""
     parts = []
@@ -105,7 +113,13 @@ def markdown(details: dict[str, Any]) -> str:
             for line in (header, ["---"] * len(header), *lines)
         ]
         verdicts = [f"- {kind}: {verdict(figures)}." for kind, figures in entry["kinds"].items()]
-        parts += [f"## Drafters at temperature {temperature}", "\n".join(rows), "\n".join(verdicts), lossless(entry)]
+        parts += [
+            f"## Drafters at temperature {temperature}",
+            "\n".join(rows),
+            "\n".join(verdicts),
+            lossless(entry),
+            left_out(entry),
+        ]
     return "\n\n".join([part for part in parts if part] + [LEGEND]) + "\n"
 
 

@@ -225,7 +225,7 @@ class Drafters:
     path: str | None = None
     column: str = "turns"
     category: str = "category"
-    prompts: int = 4
+    prompts: int = 8
     max_prompt_tokens: int = 1024
 
 

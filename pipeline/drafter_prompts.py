@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,6 +21,7 @@ from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.generate import eos_token_ids, prompt_ids
 from pipeline.plan import SHORTEST
+from pipeline.spread import spread
 from speculative import Sampling
 
 CHAT, CODE = "chat", "code completion"
@@ -48,14 +48,8 @@ def gather(context: Context, answers: Sequence[Response]) -> list[Case]:
     found[CODE] = [tuple(tokenizer(text)["input_ids"][-config.max_prompt_tokens :]) for text in _code(context)]
     if config.path is not None:
         found |= _of_file(config, tokenizer, context.config.target.system_prompt)
-    chosen = [(kind, prompt) for kind, prompts in found.items() for prompt in _spread(prompts, config.prompts)]
+    chosen = [(kind, prompt) for kind, prompts in found.items() for prompt in spread(prompts, config.prompts)]
     return [Case(kind, tuple(prompt), key) for key, (kind, prompt) in enumerate(chosen)]
-
-
-def _spread(prompts: Sequence[Any], count: int) -> list[Any]:
-    """``count`` of them, at even distances."""
-    count = min(count, len(prompts))
-    return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
 def _code(context: Context) -> list[str]:
@@ -94,6 +88,7 @@ def answered(
     longest: int,
     sampling: Sampling,
     seed: int,
+    ids: int | None = None,
 ) -> list[Case]:
     """The cases whose answer is long enough to be timed, each with its length, up to ``longest`` tokens.
 
@@ -112,8 +107,9 @@ def answered(
             eos_token_ids=eos,
             seed=seed,
             row_keys=[case.key for case in some],
+            vocabulary_size=ids,
         )
-        found += [Case(case.kind, case.prompt, case.key, len(ids)) for case, ids in zip(some, done.tokens, strict=True)]
+        found += [Case(case.kind, case.prompt, case.key, len(tokens)) for case, tokens in zip(some, done.tokens, strict=True)]
     kept = [case for case in found if case.new_tokens >= min(SHORTEST, longest)]
     if not kept:
         raise PipelineError(

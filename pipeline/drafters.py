@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from data.artifact import MANIFEST, file_hash, folder_hash
 from data.responses import read_shards
-from pipeline import comparison, drafter_prompts, effort, held_out, proposer, ready
+from pipeline import card, comparison, drafter_prompts, effort, held_out, proposer, ready
 from pipeline.calibrate import sampling_of, suffix
 from pipeline.config import Stage
 from pipeline.contestants import Trained, Way, ways
@@ -27,7 +27,7 @@ from pipeline.hardware import machine
 from pipeline.tracking import Run
 from speculative import MedusaHeads
 
-FORMAT = 1
+FORMAT = 2
 TEXT, PAGE, RECORD = "drafters.md", "drafters.html", "drafters.json"
 TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
@@ -48,7 +48,7 @@ TEMPLATE = """<!doctype html>
 {% endfor %}
 </table></div>
 <ul>{% for kind, figures in entry.kinds.items() %}<li>{{ kind }}: {{ verdict(figures) }}.</li>{% endfor %}</ul>
-<p>{{ lossless(entry) }}</p>
+<p>{{ lossless(entry) }} {{ left_out(entry) }}</p>
 {% endfor %}
 <p class="note">{{ legend }}</p>
 </body></html>
@@ -87,7 +87,7 @@ def _file_hash(path: str | None) -> str | None:
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
-    config, seed = context.config.decoding, context.config.seed
+    config, seed, ids = context.config.decoding, context.config.seed, context.target.ids
     responses = list(read_shards(context.parent(Stage.generate).folder))
     model, heads = _trained(context, child)
     target = ready.target(context)
@@ -99,8 +99,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         if not texts or not answers:
             raise PipelineError(f"corpus.validation, corpus.test: no prompt of both has an answer at {temperature:g}")
         cases = drafter_prompts.gather(context, answers)
-        timed = drafter_prompts.answered(target, context.target.tokenizer(), cases, config.max_new_tokens, sampling, seed)
-        found = ways(target, model, heads, texts, sampling, config, seed)
+        timed = drafter_prompts.answered(target, context.target.tokenizer(), cases, config.max_new_tokens, sampling, seed, ids)
+        found = ways(target, model, heads, texts, sampling, config, seed, ids)
         rows = [_race(target, found, case, place) for place, case in enumerate(_shown([timed[0], *timed], temperature))][1:]
         different = [row["different"] for row in rows]
         entry = {
@@ -160,11 +160,11 @@ def _write(context: Context, folder: Path, details: dict[str, Any]) -> None:
     facts = ", ".join(f"{key} {value}" for key, value in machine().items())
     where = f"{context.target.name}, {str(context.dtype).removeprefix('torch.')}; {facts}"
     title = f"Drafters for {context.target.name}"
-    command = " ".join(["python -m pipeline", *context.overrides])
-    (folder / TEXT).write_text(f"# {title}\n\n{where}\n\n{comparison.markdown(details)}", encoding="utf-8")
+    command = card.command(context.overrides)
+    (folder / TEXT).write_text(f"# {title}\n\n{where}. Made by `{command}`\n\n{comparison.markdown(details)}", encoding="utf-8")
     (folder / RECORD).write_text(json.dumps({"target": context.target.name, "machine": machine(), **details}))
     page = Environment(autoescape=True).from_string(TEMPLATE)
-    tools = {"table": comparison.table, "verdict": comparison.verdict, "lossless": comparison.lossless}
+    tools = {tool.__name__: tool for tool in (comparison.table, comparison.verdict, comparison.lossless, comparison.left_out)}
     written = page.render(title=title, where=where, command=command, details=details, legend=comparison.LEGEND, **tools)
     (folder / PAGE).write_text(written, encoding="utf-8")
 

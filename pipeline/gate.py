@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from pipeline.config import Export
 from pipeline.errors import PipelineError
+from pipeline.statistics import FEWEST
 
 MIB = 2**20
 
@@ -50,6 +51,9 @@ def _by_temperature(export: Export, measured: dict[str, Any]) -> Iterator[Check]
             ("export.minimum_ratio", "lower end of the speed ratio", entry["ratio"]["low"], export.minimum_ratio),
         ):
             yield Check(key, figure, temperature, value, threshold, bool(value >= threshold))  # NaN passes nothing
+        if export.minimum_ratio > 0:  # of fewer prompts the lower end is no evidence
+            timed = len(entry["prompts"])
+            yield Check("decoding.prompts", "number of prompts timed", temperature, timed, FEWEST, timed >= FEWEST)
 
 
 def _once(export: Export, measured: dict[str, Any], memory: float) -> Iterator[Check]:

@@ -77,7 +77,12 @@ def normaliser(states: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Ten
 
 @torch.inference_mode()
 def measure(
-    target: PreTrainedModel, drafts: Sequence[MedusaHeads], responses: Sequence[Response], sampling: Sampling, title: str
+    target: PreTrainedModel,
+    drafts: Sequence[MedusaHeads],
+    responses: Sequence[Response],
+    sampling: Sampling,
+    title: str,
+    ids: int | None = None,
 ) -> list[HeldOut]:
     """Agreement of each of ``drafts`` with the target, as ``held_out.measure`` has it; means are those of the first head.
 
@@ -89,14 +94,22 @@ def measure(
         raise PipelineError("corpus: Medusa heads draft from an answer's second token on, and no held-out answer has one")
     parts: list[list[list[tuple[Tensor, Agreement]]]] = [[[] for _ in heads.blocks] for heads in drafts]
     for response in track(responses, description=f"{title:<28}", transient=True):
-        ids = torch.tensor([response.request.prompt + response.tokens], device=target.device)
-        states = target.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, -len(response.tokens) - 1 : -1]
-        logits = target.get_output_embeddings()(states).float()
+        text = torch.tensor([response.request.prompt + response.tokens], device=target.device)
+        states = target.base_model(input_ids=text, use_cache=False).last_hidden_state[0, -len(response.tokens) - 1 : -1]
+        logits = target.get_output_embeddings()(states)[:, :ids].float()
         for found, heads in zip(parts, drafts, strict=True):
+            vocabulary, outputs = _kept(heads, ids)
             for depth, of_depth in enumerate(found, start=1):
-                guess = heads.matrix(heads.seen(depth - 1, states[: max(len(states) - depth, 0)])).float()
-                of_depth.append(_compared(logits[depth:], guess, sampling, heads.vocabulary))
+                guess = heads.matrix(heads.seen(depth - 1, states[: max(len(states) - depth, 0)]))[:, :outputs].float()
+                of_depth.append(_compared(logits[depth:], guess, sampling, vocabulary))
     return [_held_out(found, counts) for found in parts]
+
+
+def _kept(heads: MedusaHeads, ids: int | None) -> tuple[Tensor | None, int]:
+    """Without what the heads have beyond the first ``ids`` target ids: their vocabulary, and how many outputs it is."""
+    vocabulary = heads.vocabulary
+    count = heads.size if ids is None else ids if vocabulary is None else int((vocabulary < ids).sum())
+    return None if vocabulary is None else vocabulary[:count], count
 
 
 def _compared(logits: Tensor, guess: Tensor, sampling: Sampling, vocabulary: Tensor | None) -> tuple[Tensor, Agreement]:

@@ -44,19 +44,29 @@ class HeldOut:
 
 @torch.inference_mode()
 def measure(
-    target: PreTrainedModel, drafts: Sequence[Draft], responses: Sequence[Response], sampling: Sampling, title: str
+    target: PreTrainedModel,
+    drafts: Sequence[Draft],
+    responses: Sequence[Response],
+    sampling: Sampling,
+    title: str,
+    ids: int | None = None,
 ) -> list[HeldOut]:
-    """One HeldOut for each draft, all against one pass of the target."""
+    """One HeldOut for each draft, all against one pass of the target.
+
+    ``ids`` of the target have mass, rows of its head behind them are padding; None: all.
+    """
+    drafts = [draft if ids is None else draft.cut(ids) for draft in drafts]
     acceptance: list[list[list[float]]] = [[] for _ in drafts]
     sums = [{measure.name: 0.0 for measure in fields(Agreement)} for _ in drafts]
     for response in track(responses, description=f"{title:<28}", transient=True):
-        ids = torch.tensor([response.request.prompt + response.tokens], device=target.device)
+        text = torch.tensor([response.request.prompt + response.tokens], device=target.device)
         keep = len(response.tokens) + 1
-        logits = target(input_ids=ids, logits_to_keep=keep, use_cache=False).logits[0, :-1].float()
+        logits = target(input_ids=text, logits_to_keep=keep, use_cache=False).logits[0, :-1, :ids].float()
         p = probabilities(logits, sampling)
         scale = 1.0 if sampling.greedy else sampling.temperature
         for place, draft in enumerate(drafts):
-            guess = draft.model(input_ids=ids, logits_to_keep=keep, use_cache=False).logits[0, :-1].float()
+            guess = draft.model(input_ids=text, logits_to_keep=keep, use_cache=False).logits[0, :-1].float()
+            guess = guess if draft.outputs is None else guess[:, draft.outputs]
             acceptance[place].append(overlap(p, probabilities(guess, sampling), draft.vocabulary).tolist())
             measured = agreement(logits / scale, guess / scale, draft.vocabulary)
             for name in sums[place]:

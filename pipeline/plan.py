@@ -11,6 +11,7 @@ from data.responses import Response
 from pipeline.config import Decoding
 from pipeline.errors import PipelineError
 from pipeline.held_out import HeldOut
+from pipeline.spread import spread
 from pipeline.statistics import median_interval
 from speculative import Sampling
 from speculative.cost import Costs, expected_ratio, rounds_needed
@@ -49,17 +50,17 @@ def make(
     config: Decoding,
     seed: int,
 ) -> Plan:
-    """The first ``decoding.prompts`` answers that are long enough; ``held`` is the agreement on these answers.
+    """``decoding.prompts`` of the answers that are long enough, at even distances; ``held`` is the agreement on ``answers``.
 
     Raises:
         PipelineError: no answer is long enough to be timed.
     """
     heats: list[Heat] = []
     rounds = tokens = 0.0
-    for answer, chances, more in zip(answers, held.acceptance, held.deeper, strict=True):
+    texts = list(zip(answers, held.acceptance, held.deeper, strict=True))
+    shortest = min(SHORTEST, config.max_new_tokens)
+    for answer, chances, more in spread([text for text in texts if len(text[0].tokens) >= shortest], config.prompts):
         wanted = min(len(answer.tokens), config.max_new_tokens)
-        if wanted < min(SHORTEST, config.max_new_tokens) or len(heats) == config.prompts:
-            continue
         chances, more = chances[:wanted], [later[:wanted] for later in more]
         rounds += rounds_needed(chances, length, more)
         tokens += wanted

@@ -30,11 +30,15 @@ class Race(L.LightningModule):
         verification: str,
         seed: int,
         trees: Mapping[float, Tree],
+        ids: int | None = None,
     ) -> None:
-        """``helpers``: what transformers decodes with as well, None alone; ``trees``: raced as well, by temperature."""
+        """``helpers``: what transformers decodes with as well, None alone; ``trees``: raced as well, by temperature.
+
+        ``ids`` of the target can be drawn, rows of its head behind them are padding.
+        """
         super().__init__()
         self.target, self.draft, self.helpers = target, draft, helpers
-        self.verification, self.seed, self.trees = verification, seed, trees
+        self.verification, self.seed, self.trees, self.ids = verification, seed, trees, ids
         self.rows: list[dict[str, Any]] = []
         self.warm: set[float] = set()
 
@@ -82,6 +86,7 @@ class Race(L.LightningModule):
             verification=self.verification,
             seed=self.seed,
             row_keys=[heat.answer.request.key],
+            vocabulary_size=self.ids,
         )
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:

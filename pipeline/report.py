@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pipeline import figures, page, record, tables
+from pipeline import card, figures, page, record, tables
 from pipeline.calibrate import suffix
 from pipeline.config import Stage
 from pipeline.context import Context
@@ -13,7 +13,7 @@ from pipeline.proposer import words
 from pipeline.tracking import Run
 from speculative.waterfall import Waterfall
 
-FORMAT = 2
+FORMAT = 3
 FIGURE, TEXT = "report.png", "report.md"
 CURVES = ("loss", "overlap", "forward_kl")
 
@@ -29,7 +29,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     document = record.document(context, child.curves(context.parent(Stage.distil).run_id, CURVES))
     (folder / record.FILE).write_text(json.dumps(document))
     row = page.Row(1, words(document["draft"]), "FINISHED", "", document)
-    command = " ".join(["python -m pipeline", *context.overrides])
+    command = card.command(context.overrides)
     (folder / page.FILE).write_text(page.render(f"Draft for {document['target']}", [row], command), encoding="utf-8")
     return _factors(context, document), {"figure": FIGURE, "text": TEXT, "page": page.FILE}
 

@@ -30,7 +30,7 @@ from pipeline.undistilled import initial
 from speculative import MedusaHeads, Sampling, Tree, pack
 from speculative.cost import Costs, best_length
 
-FORMAT = 3
+FORMAT = 5
 LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
 
 
@@ -71,11 +71,12 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         config.lossless_tokens,
         max(planned.draft_tokens for planned in plans),
         list(dict.fromkeys(chosen.values())),
+        context.target.ids,
     )
     metrics |= {f"lossless/{name}": details["lossless"][name] for name in LOSSLESS_COUNTS}
 
     low = [helper and pack(helper.to(context.dtype)) for helper in helpers]
-    module = race.Race(target, draft, low, config.verification.name, context.config.seed, chosen)
+    module = race.Race(target, draft, low, config.verification.name, context.config.seed, chosen, context.target.ids)
     heats = [heat for planned in plans for heat in planned.heats]
     runner = trainer.make(context.config.trainer, folder)
     with trainer.interruptible(runner):
@@ -102,9 +103,10 @@ def _plans(
         texts = held_out.of_split(responses, "test", temperature)
         if not texts:
             raise PipelineError(f"corpus.test={context.config.corpus.test}: no test prompt has an answer at {temperature:g}")
-        agreements = _agreements(target, [before, draft], texts, sampling, f"agreement at {temperature:g}")
+        agreements = _agreements(target, [before, draft], texts, sampling, f"agreement at {temperature:g}", context.target.ids)
         costs = costs_of(context.parent(Stage.calibrate).details, temperature)
-        recommended = _recommend(draft, target, held_out.of_split(responses, "validation", temperature), sampling, costs)
+        validation = held_out.of_split(responses, "validation", temperature)
+        recommended = _recommend(draft, target, validation, sampling, costs, context.target.ids)
         length = config.draft_tokens or max(recommended, 1)  # K = 0 would leave nothing to measure
         planned = plan.make(texts, agreements[1], costs, length, sampling, config, context.config.seed)
         end = suffix(temperature, config)
@@ -129,7 +131,7 @@ def _tree(
     config, temperature = context.config.decoding, sampling.temperature
     texts = held_out.of_split(responses, "validation", temperature)
     costs = tree_costs_of(context.parent(Stage.calibrate).details, temperature)
-    choice = trees.choose(target, draft, texts, sampling, config, costs, context.config.seed)
+    choice = trees.choose(target, draft, texts, sampling, config, costs, context.config.seed, context.target.ids)
     entry = {
         "parents": choice.tree.parents,
         "shape": choice.words,
@@ -144,16 +146,18 @@ def _tree(
 
 
 def _agreements(
-    target: PreTrainedModel, proposers: Sequence[Proposer], texts: list[Response], sampling: Sampling, title: str
+    target: PreTrainedModel, proposers: Sequence[Proposer], texts: list[Response], sampling: Sampling, title: str, ids: int
 ) -> list[held_out.HeldOut]:
     """Held-out agreement of drafts of one kind."""
     of_kind = heads.measure if isinstance(proposers[0], MedusaHeads) else held_out.measure
-    return of_kind(target, proposers, texts, sampling, title)
+    return of_kind(target, proposers, texts, sampling, title, ids)
 
 
-def _recommend(draft: Proposer, target: PreTrainedModel, texts: list[Response], sampling: Sampling, costs: Costs) -> int:
+def _recommend(
+    draft: Proposer, target: PreTrainedModel, texts: list[Response], sampling: Sampling, costs: Costs, ids: int
+) -> int:
     """The K with the best predicted speed on validation text; the test prompts have no say in it."""
-    [found] = _agreements(target, [draft], texts, sampling, f"K at {sampling.temperature:g}")
+    [found] = _agreements(target, [draft], texts, sampling, f"K at {sampling.temperature:g}", ids)
     return best_length(found.acceptance, costs, found.deeper)[0]
 
 

@@ -7,6 +7,8 @@ have no say in either. It knows no stage and no file.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
+from operator import mul
 
 from rich.progress import track
 from transformers import PreTrainedModel
@@ -20,6 +22,7 @@ from speculative import MedusaHeads, Sampling, Tree
 from speculative.cache import check_branching
 from speculative.calibration import WIDTHS, measure_trees
 from speculative.metrics import Ranks
+from speculative.tree import LARGEST
 from speculative.tree_choice import Rates, TreeCosts, best_tree, expected_ratio, tokens_per_round
 
 AUTO, OFF = "auto", "off"
@@ -67,9 +70,10 @@ def calibrated(
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     config: Decoding,
+    ids: int | None = None,
     new_tokens: int = 32,
 ) -> Iterator[TreeCosts]:
-    """Costs as ``measure_trees`` yields them.
+    """Costs as ``measure_trees`` yields them; ``ids`` can be drawn, rows of the heads behind them are padding.
 
     Raises:
         PipelineError: one of the two models cannot have branches.
@@ -82,8 +86,11 @@ def calibrated(
     if config.tree != AUTO and Tree.of(config.tree).width > draft.size:
         fix = f"the draft has {draft.size} output ids, give fewer branches at a node"
         raise PipelineError(f"decoding.tree={config.tree}: {fix}")
+    if isinstance(draft, MedusaHeads) and draft.count < 2:
+        fix = "trees are timed two levels deep, one Medusa head is too few; give decoding.tree=off"
+        raise PipelineError(f"decoding.tree={config.tree}: {fix}")
     timed = [width for width in widths(config) if width <= draft.size]
-    return measure_trees(target, draft, prompts, sampling, timed, new_tokens)
+    return measure_trees(target, draft, prompts, sampling, timed, new_tokens, ids)
 
 
 def choose(
@@ -94,10 +101,12 @@ def choose(
     config: Decoding,
     costs: TreeCosts,
     seed: int,
+    ids: int | None = None,
 ) -> Choice:
     """The tree to race after ``texts``, answers to validation prompts, were decoded again with a tree."""
     fixed = config.tree != AUTO
-    rates = measured(target, draft, texts, Tree.of(config.tree) if fixed else wide(draft, config), sampling, seed)
+    timed = Tree.of(config.tree) if fixed else wide(draft, config)
+    rates = measured(target, draft, texts, timed, sampling, seed, ids)
     if fixed:
         tree = Tree.of(config.tree)
         ratio = expected_ratio(tree, rates, costs)
@@ -108,13 +117,21 @@ def choose(
 
 
 def wide(draft: Proposer, config: Decoding) -> Tree:
-    """What rates are measured with: as deep as chains are calibrated, or as there are heads."""
+    """What rates are measured with: as deep as chains are calibrated, or as there are heads, or as a tree may have nodes."""
     depth = min(config.longest_draft, draft.count) if isinstance(draft, MedusaHeads) else config.longest_draft
-    return Tree.of([min(width, draft.size) for width in (*BRANCHES, *[1] * depth)[:depth]])
+    branches = [min(width, draft.size) for width in (*BRANCHES, *[1] * depth)[:depth]]
+    nodes = accumulate(accumulate(branches, mul))  # down to each depth
+    return Tree.of([width for width, count in zip(branches, nodes, strict=True) if count <= LARGEST])
 
 
 def measured(
-    target: PreTrainedModel, draft: Proposer, texts: Sequence[Response], tree: Tree, sampling: Sampling, seed: int
+    target: PreTrainedModel,
+    draft: Proposer,
+    texts: Sequence[Response],
+    tree: Tree,
+    sampling: Sampling,
+    seed: int,
+    ids: int | None = None,
 ) -> Rates:
     """Rates by depth and rank of ``tree``, after each prompt for as many tokens as its answer in ``texts`` has."""
     counts = []
@@ -128,6 +145,7 @@ def measured(
             sampling=sampling,
             seed=seed,
             row_keys=[text.request.key],
+            vocabulary_size=ids,
         )
         counts.append(done.ranks)
     return reduce(_added, counts).rates

@@ -84,13 +84,15 @@ def measure_trees(
     sampling: Sampling,
     widths: Sequence[int] = WIDTHS,
     new_tokens: int = 64,
+    vocabulary_size: int | None = None,
 ) -> Iterator[TreeCosts]:
     """The same for trees: ``widths`` w, 1 the first, are timed as trees (w, 1), whose second draft forward feeds w nodes."""
     rounds: dict[int, list[tuple[float, float, float]]] = {width: [] for width in (0, *widths)}  # 0: plain
     for number, prompt in enumerate(prompts):
         for width in rounds:
             shape = {"tree": (width, 1)} if width else {"num_draft_tokens": 0}
-            done = generate(target, draft, [prompt], max_new_tokens=new_tokens, sampling=sampling, seed=number, **shape)
+            options = {"max_new_tokens": new_tokens, "sampling": sampling, "vocabulary_size": vocabulary_size}
+            done = generate(target, draft, [prompt], seed=number, **options, **shape)
             if number > 0:
                 rounds[width].append(_by_round(done.seconds, total(done.acceptance).target_forwards))
         if number > 0:

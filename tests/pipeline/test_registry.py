@@ -128,7 +128,7 @@ def test_a_draft_is_compared_prompt_by_prompt():
 
 def test_the_stage_registers_what_it_exported(run, tmp_path, monkeypatch):
     in_this_process(monkeypatch)
-    context = context_of(tmp_path, [0.8], "stage")
+    context = context_of(tmp_path, [0.8] * 6, "stage")
     with run.child("export", {}) as child:
         metrics, details = export.run(context, stage_folder(context), child)
     assert (metrics["registry/version"], metrics["registry/leads"]) == (1, True)

@@ -132,10 +132,10 @@ def test_the_export_was_read_in_a_process_of_its_own_and_let_out_by_the_gate(smo
 
 def test_a_draft_that_loses_is_refused_and_only_its_evidence_is_kept(work, attempt):
     before = digest(work / "artifacts")
-    code, stderr = attempt(SMOKE, "export.minimum_ratio=9", work=work)
+    code, stderr = attempt(SMOKE, "export.minimum_overlap=1.0", work=work)
     assert code == 2
-    assert "lower end of the speed ratio at temperature 0 is" in stderr
-    assert "below export.minimum_ratio=9" in stderr
+    assert "overlap at temperature 0 is" in stderr
+    assert "below export.minimum_overlap=1" in stderr
     added = [path for path in digest(work / "artifacts").keys() - before.keys() if not path.endswith(".lock")]
     assert [path.split("/")[0] + "/" + path.split("/")[-1] for path in added] == ["export/gate.json"]
 
