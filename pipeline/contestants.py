@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 import speculative
 from data.responses import Response
-from pipeline import trees
+from pipeline import lossy, trees
 from pipeline.config import Decoding
 from pipeline.proposer import Proposer
 from speculative import MedusaHeads, PromptLookup, Sampling
@@ -75,7 +75,7 @@ def ways(
 ) -> list[Way]:
     """All ways at one temperature, plain decoding the first. ``texts`` are answers to validation prompts."""
     some = [replace(text, tokens=text.tokens[: config.max_new_tokens]) for text in texts[:TEXTS]]
-    common = {"sampling": sampling, "verification": config.verification.name, "seed": seed}
+    common = {"sampling": sampling, **lossy.rule(config), "seed": seed}
     trained = [one for one in (model, heads) if one is not None]
     chains, branching = _costs(target, trained, [text.request.prompt for text in texts], sampling, config)
     looked = replace(chains[model.name], draft=0.0)

@@ -23,6 +23,7 @@ from speculative.alignment import Agreement, agreement
 from speculative.sampling import probabilities
 
 _POSITIONS = 256  # whose logits over all ids are held at once
+Compared = tuple[Tensor, Tensor, Agreement]  # chances, losses (see held_out.judged) and agreement, by position
 
 
 @torch.no_grad()
@@ -102,9 +103,6 @@ def measure(
                 guess = heads.matrix(heads.seen(depth - 1, states[: max(len(states) - depth, 0)])).float()
                 of_depth.append(_compared(logits[depth:], guess, sampling, heads.vocabulary, typical))
     return [_held_out(found, counts) for found in parts]
-
-
-Compared = tuple[Tensor, Tensor, Agreement]
 
 
 def _compared(

@@ -36,19 +36,19 @@ def settings(config: Decoding) -> dict[str, Any]:
     return {"verification": config.verification.name, **thresholds}
 
 
-def at(config: Decoding, temperature: float) -> bool:
-    """Whether text is decoded with loss at ``temperature``; at 0 every rule is the greedy one."""
-    return typical(config) is not None and temperature > 0
+def typical_at(config: Decoding, temperature: float) -> Typical | None:
+    """The same at ``temperature``: at 0 every rule is the greedy one, which is exact."""
+    return typical(config) if temperature > 0 else None
 
 
 def ending(config: Decoding, temperature: float) -> str:
     """What the names of metrics end in that were decoded at ``temperature``."""
-    return f"_{LABEL}" if at(config, temperature) else ""
+    return f"_{LABEL}" if typical_at(config, temperature) else ""
 
 
 def tags(config: Decoding) -> dict[str, str]:
     """Tags of a run that decodes."""
-    hot = [f"{temperature:g}" for temperature in config.temperatures if at(config, temperature)]
+    hot = [f"{temperature:g}" for temperature in config.temperatures if typical_at(config, temperature)]
     return {LABEL: f"{_words(thresholds(config))} at temperature {', '.join(hot)}"} if hot else {}
 
 
@@ -56,16 +56,15 @@ def thresholds(config: Decoding) -> dict[str, float]:
     return {"epsilon": config.typical_epsilon, "delta": config.typical_delta}
 
 
-def measured(target: PreTrainedModel, prompt: Sequence[int], texts: dict[str, list[int]], sampling: Sampling, rule: Typical
-             ) -> dict[str, float]:  # fmt: skip
+def measured(
+    target: PreTrainedModel, prompt: Sequence[int], texts: dict[str, list[int]], sampling: Sampling, rule: Typical
+) -> dict[str, float]:
     """By name of a way of decoding: what ``speculative.typical.excess`` finds on the tokens that it wrote after ``prompt``."""
     return {name: _on_text(target, prompt, tokens, sampling, rule) for name, tokens in texts.items()}
 
 
 @torch.inference_mode()
-def _on_text(
-    target: PreTrainedModel, prompt: Sequence[int], tokens: list[int], sampling: Sampling, rule: Typical
-) -> float:
+def _on_text(target: PreTrainedModel, prompt: Sequence[int], tokens: list[int], sampling: Sampling, rule: Typical) -> float:
     ids = torch.tensor([[*prompt, *tokens]], device=target.device)
     logits = target(input_ids=ids, logits_to_keep=len(tokens) + 1, use_cache=False).logits[0, :-1]
     return float(excess(probabilities(logits, sampling), ids[0, len(prompt) :], rule).mean())
@@ -97,6 +96,12 @@ def metrics(found: dict[str, Any], end: str) -> dict[str, float]:
 def of(by_temperature: dict[str, Any]) -> dict[str, Any]:
     """By temperature, what is known of its loss; empty where all that was decoded is exact."""
     return {temperature: entry[LABEL] for temperature, entry in by_temperature.items() if LABEL in entry}
+
+
+def recorded(measured: dict[str, Any]) -> dict[str, Any]:
+    """What files beside an export say of the measurement, the details of stage speculate; nothing if it was exact."""
+    found = of(measured["by_temperature"])
+    return {LABEL: found} if found else {}
 
 
 def mark(entry: dict[str, Any]) -> str:

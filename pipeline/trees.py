@@ -7,12 +7,14 @@ have no say in either. It knows no stage and no file.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 from rich.progress import track
 from transformers import PreTrainedModel
 
 import speculative
 from data.responses import Response
+from pipeline import lossy
 from pipeline.config import Decoding
 from pipeline.errors import PipelineError
 from pipeline.proposer import Proposer
@@ -79,6 +81,8 @@ def calibrated(
             check_branching(model)
         except ValueError as error:
             raise PipelineError(f"decoding.tree={config.tree}: {error}; give decoding.tree=off") from error
+    if isinstance(draft, MedusaHeads) and draft.count < 2:
+        raise PipelineError(f"decoding.tree={config.tree}: trees are timed two levels deep and there is one head; give off")
     if config.tree != AUTO and Tree.of(config.tree).width > draft.size:
         fix = f"the draft has {draft.size} output ids, give fewer branches at a node"
         raise PipelineError(f"decoding.tree={config.tree}: {fix}")
@@ -97,7 +101,8 @@ def choose(
 ) -> Choice:
     """The tree to race after ``texts``, answers to validation prompts, were decoded again with a tree."""
     fixed = config.tree != AUTO
-    rates = measured(target, draft, texts, Tree.of(config.tree) if fixed else wide(draft, config), sampling, seed)
+    shape = Tree.of(config.tree) if fixed else wide(draft, config)
+    rates = measured(target, draft, texts, shape, sampling, seed, **lossy.rule(config))
     if fixed:
         tree = Tree.of(config.tree)
         ratio = expected_ratio(tree, rates, costs)
@@ -114,9 +119,18 @@ def wide(draft: Proposer, config: Decoding) -> Tree:
 
 
 def measured(
-    target: PreTrainedModel, draft: Proposer, texts: Sequence[Response], tree: Tree, sampling: Sampling, seed: int
+    target: PreTrainedModel,
+    draft: Proposer,
+    texts: Sequence[Response],
+    tree: Tree,
+    sampling: Sampling,
+    seed: int,
+    **rule: Any,
 ) -> Rates:
-    """Rates by depth and rank of ``tree``, after each prompt for as many tokens as its answer in ``texts`` has."""
+    """Rates by depth and rank of ``tree``, after each prompt for as many tokens as its answer in ``texts`` has.
+
+    ``rule``: how branches are judged, as options of ``speculative.generate``.
+    """
     counts = []
     for text in track(texts, description=f"{f'branches at {sampling.temperature:g}':<28}", transient=True):
         done = speculative.generate(
@@ -126,6 +140,7 @@ def measured(
             max_new_tokens=len(text.tokens),
             tree=tree,
             sampling=sampling,
+            **rule,
             seed=seed,
             row_keys=[text.request.key],
         )
