@@ -18,6 +18,7 @@ from speculative.typical import excess
 
 LABEL = "lossy"
 THRESHOLDS = ("typical_epsilon", "typical_delta")
+EXACT = ("plain", "none")  # what a race and a comparison call decoding without drafts
 
 
 def typical(config: Decoding) -> Typical | None:
@@ -117,8 +118,13 @@ def words(found: dict[str, Any]) -> str:
             f"; a token where a draft is judged is {found['total_variation']:.3f} from the target's law in total variation, "
             f"{found['kl']:.3f} nats in KL, over {found['positions']:,} positions of held-out text"
         )
-    shown = [f"{way} {b['mean']:.3f} [{b['low']:.3f}, {b['high']:.3f}]" for way, b in found["at_least"].items()]
-    return f"{_words(found)}, does not keep the target's law{exact}; on the texts written, at least: {', '.join(shown)}"
+    shown = {way: f"{b['mean']:.3f} [{b['low']:.3f}, {b['high']:.3f}]" for way, b in found["at_least"].items()}
+    lost = ", ".join(f"{way} {text}" for way, text in shown.items() if way not in EXACT)
+    check = "".join(f" ({way}, which is exact: {text})" for way, text in shown.items() if way in EXACT)
+    return (
+        f"{_words(found)} does not keep the target's law{exact}; over all tokens of the texts written the total variation is "
+        f"at least: {lost}{check}"
+    )
 
 
 def _words(thresholds: dict[str, float]) -> str:
