@@ -12,6 +12,7 @@ from typing import Any
 import gguf
 import yaml
 
+from pipeline import lossy
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.hardware import machine
@@ -58,7 +59,7 @@ each engine.
 {facts}; {str(context.dtype).removeprefix("torch.")}; one prompt at a time; K drafted tokens a round.
 
 {_acceptance(entries)}
-{_speed(entries)}
+{_speed(entries)}{_loss(entries)}
 ## Limits
 
 - Figures hold for prompts like those of the run and for this machine; other domains agree less, other machines pay otherwise.
@@ -66,10 +67,19 @@ each engine.
 {_vocabulary_text(context, excluded_mass)}"""
 
 
+def _loss(entries: dict[str, Any]) -> str:
+    """What is said of figures that were measured with loss; such a draft serves exact rules all the same."""
+    lines = [f"- Temperature {t}: {lossy.words(found)}." for t, found in lossy.of(entries).items()]
+    if not lines:
+        return ""
+    head = "**Lossy:** some of these figures hold for a rule that changes what the target says, and for that rule alone."
+    return "\n".join(["", head, "", *lines, ""])
+
+
 def _acceptance(entries: dict[str, Any]) -> str:
     lines = [
-        f"| {t} | {e['draft_tokens']} | {e['after']['overlap']:.3f} | {e['after']['top1']:.3f} | {e['acceptance_rate']:.2f} "
-        f"| {e['tokens_per_round']:.2f} | {e['positions']:,} |"
+        f"| {t}{lossy.mark(e)} | {e['draft_tokens']} | {e['after']['overlap']:.3f} | {e['after']['top1']:.3f} "
+        f"| {e['acceptance_rate']:.2f} | {e['tokens_per_round']:.2f} | {e['positions']:,} |"
         for t, e in entries.items()
     ]
     header = "| temperature | K | overlap | same best token | accepted ÷ proposed | tokens a round | held-out positions |"
@@ -78,8 +88,9 @@ def _acceptance(entries: dict[str, Any]) -> str:
 
 def _speed(entries: dict[str, Any]) -> str:
     lines = [
-        f"| {t} | {e['draft_tokens']} | {e['ratio']['median']:.2f} [{e['ratio']['low']:.2f}, {e['ratio']['high']:.2f}] "
-        f"| {e['predicted']:.2f} | {e['plain_tokens_per_second']:.1f} → {e['speculative_tokens_per_second']:.1f} "
+        f"| {t}{lossy.mark(e)} | {e['draft_tokens']} "
+        f"| {e['ratio']['median']:.2f} [{e['ratio']['low']:.2f}, {e['ratio']['high']:.2f}] | {e['predicted']:.2f} "
+        f"| {e['plain_tokens_per_second']:.1f} → {e['speculative_tokens_per_second']:.1f} "
         f"| {len(e['prompts'])} |"
         for t, e in entries.items()
     ]
@@ -144,6 +155,7 @@ def provenance(context: Context, run_id: str) -> dict[str, Any]:
         "versions": {package: version(package) for package in PACKAGES},
         "machine": machine(),
         "files": {"gguf": GGUF if context.config.export.with_gguf else None},
+        **lossy.recorded(context.parent(Stage.speculate).details),
     }
 
 

@@ -60,6 +60,7 @@ def check(config: Config) -> None:
     _decoding(config.decoding, config.generate)
     _compiled(config)
     _tree(config)
+    _typical(config)
     _drafters(config)
     _export(config.export)
     _gate(config)
@@ -217,13 +218,33 @@ def _tree(config: Config) -> None:
     if tree == "off":
         return
     fix = "the branches of a tree are judged token by token; give token, or decoding.tree=off"
-    require(rule is Verification.token, "decoding.verification", rule.name, fix)
+    require(rule in (Verification.token, Verification.typical), "decoding.verification", rule.name, fix)
+    medusa, heads = config.draft.kind is Drafting.medusa, config.draft.heads
+    fix = "trees are timed two levels deep, which takes two heads; give draft.heads=2 or more, or decoding.tree=off"
+    require(not medusa or heads > 1, "draft.heads", heads, fix)
     if tree != "auto":
         nodes = sum(accumulate(tree, mul))
         require(nodes <= LARGEST_TREE, "decoding.tree", tree, f"it has {nodes} nodes, give up to {LARGEST_TREE}")
-        heads = config.draft.heads
-        fits = config.draft.kind is not Drafting.medusa or len(tree) <= heads
+        fits = not medusa or len(tree) <= heads
         require(fits, "decoding.tree", tree, f"draft.heads={heads} heads draft no tree deeper than that")
+        ids = config.draft.vocabulary_size if config.draft.coverage is None else 0
+        fix = f"draft.vocabulary_size={ids} leaves the draft no more ids than that, give fewer branches at a node"
+        require(ids == 0 or max(tree) <= ids, "decoding.tree", tree, fix)
+
+
+def _typical(config: Config) -> None:
+    """Thresholds that mean nothing, and where a lossy rule would pass for an exact one."""
+    decoding, export = config.decoding, config.export
+    for name in ("typical_epsilon", "typical_delta"):
+        value = getattr(decoding, name)
+        require(0 < value <= 1, f"decoding.{name}", value, "give a number above 0 and up to 1")
+    if decoding.verification is not Verification.typical:
+        return
+    fix = "at temperature 0 it is the greedy rule, which is exact; give a temperature above 0 as well, or token"
+    require(max(decoding.temperatures) > 0, "decoding.verification", "typical", fix)
+    fix = "it is lossy, and export.lossless=true lets no lossy measurement pass; give token, or export.lossless=false"
+    gated = Stage.export in config.stages and export.gate and export.lossless
+    require(not gated, "decoding.verification", "typical", f"{fix}, or leave export out of stages")
 
 
 def _drafters(config: Config) -> None:

@@ -8,6 +8,7 @@ that could tell. Pure; it knows no model.
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline import lossy
 from pipeline.statistics import FEWEST, median_interval
 from speculative.metrics import total
 
@@ -64,7 +65,7 @@ def verdict(figures: dict[str, Any]) -> str:
 def verdict_rows(details: dict[str, Any]) -> list[tuple[str, str]]:
     """Name and sentence for each kind of prompt at each temperature."""
     return [
-        (f"{kind} T={temperature}", verdict(figures))
+        (f"{kind} T={temperature}{lossy.mark(entry)}", verdict(figures))
         for temperature, entry in details["by_temperature"].items()
         for kind, figures in entry["kinds"].items()
     ]
@@ -112,22 +113,22 @@ def markdown(details: dict[str, Any]) -> str:
             "| " + " | ".join(cell.replace("|", "/") for cell in line) + " |"
             for line in (header, ["---"] * len(header), *lines)
         ]
-        verdicts = [f"- {kind}: {verdict(figures)}." for kind, figures in entry["kinds"].items()]
-        parts += [
-            f"## Drafters at temperature {temperature}",
-            "\n".join(rows),
-            "\n".join(verdicts),
-            lossless(entry),
-            left_out(entry),
-        ]
+        mark = lossy.mark(entry)
+        verdicts = [f"- {kind}{mark}: {verdict(figures)}." for kind, figures in entry["kinds"].items()]
+        loss = f"**Lossy:** {lossy.words(entry[lossy.LABEL])}." if mark else ""
+        title = f"## Drafters at temperature {temperature}{mark}"
+        parts += [title, loss, "\n".join(rows), "\n".join(verdicts), lossless(entry), left_out(entry)]
     return "\n\n".join([part for part in parts if part] + [LEGEND]) + "\n"
 
 
 def metrics(entry: dict[str, Any], end: str) -> dict[str, float]:
-    """Figures over all prompts, by way."""
+    """Figures over all prompts, by way; of a lossy rule also how far the texts are from the target, see ``lossy.metrics``."""
     found = {}
+    bounds = entry[lossy.LABEL]["at_least"] if lossy.LABEL in entry else {}
     for name, figures in entry["kinds"][ALL]["ways"].items():
         way = name.replace(", ", "_").replace(" ", "_")
+        if name in bounds:
+            found[f"drafters/{way}/total_variation_at_least{end}"] = bounds[name]["mean"]
         found[f"drafters/{way}/tokens_per_round{end}"] = figures["tokens_per_round"]
         found |= {
             f"drafters/{way}/ratio{part}{end}": figures["ratio"][key]

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 import speculative
 from data.responses import Response
-from pipeline import trees
+from pipeline import lossy, trees
 from pipeline.config import Decoding
 from pipeline.proposer import Proposer
 from pipeline.spread import spread
@@ -84,7 +84,7 @@ def ways(
     ``ids`` of the target can be drawn, rows of its head behind them are padding.
     """
     some = [replace(text, tokens=text.tokens[: config.max_new_tokens]) for text in spread(texts, TEXTS)]
-    common = {"sampling": sampling, "verification": config.verification.name, "seed": seed, "vocabulary_size": ids}
+    common = {"sampling": sampling, **lossy.rule(config), "seed": seed, "vocabulary_size": ids}
     trained = [one for one in (model, heads) if one is not None]
     chains, branching = _costs(target, trained, [text.request.prompt for text in spread(texts, REPEATS)], sampling, config, ids)
     found = [Way("none", "plain decoding", {"num_draft_tokens": 0, **common})]

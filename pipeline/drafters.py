@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from data.artifact import MANIFEST, file_hash, folder_hash
 from data.responses import read_shards
-from pipeline import card, comparison, drafter_prompts, effort, held_out, proposer, ready
+from pipeline import card, comparison, drafter_prompts, effort, held_out, lossy, proposer, ready
 from pipeline.calibrate import sampling_of, suffix
 from pipeline.config import Stage
 from pipeline.contestants import Trained, Way, ways
@@ -25,7 +25,7 @@ from pipeline.drafter_prompts import Case
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
 from pipeline.tracking import Run
-from speculative import MedusaHeads
+from speculative import MedusaHeads, Typical
 
 FORMAT = 2
 TEXT, PAGE, RECORD = "drafters.md", "drafters.html", "drafters.json"
@@ -41,13 +41,14 @@ TEMPLATE = """<!doctype html>
 <h1>{{ title }}</h1>
 <p class="note">{{ where }}. Made by <code>{{ command }}</code></p>
 {% for temperature, entry in details.by_temperature.items() %}
-<h2>Temperature {{ temperature }}</h2>
+<h2>Temperature {{ temperature }}{{ mark(entry) }}</h2>
+{% if entry.lossy is defined %}<p><b>Lossy:</b> {{ loss(entry) }}.</p>{% endif %}
 <div class="scroll"><table>
 {% for line in table(entry) %}{% set tag = "th" if loop.first else "td" %}
 <tr>{% for cell in line %}<{{ tag }}>{{ cell }}</{{ tag }}>{% endfor %}</tr>
 {% endfor %}
 </table></div>
-<ul>{% for kind, figures in entry.kinds.items() %}<li>{{ kind }}: {{ verdict(figures) }}.</li>{% endfor %}</ul>
+<ul>{% for kind, figures in entry.kinds.items() %}<li>{{ kind }}{{ mark(entry) }}: {{ verdict(figures) }}.</li>{% endfor %}</ul>
 <p>{{ lossless(entry) }} {{ left_out(entry) }}</p>
 {% endfor %}
 <p class="note">{{ legend }}</p>
@@ -62,7 +63,7 @@ def identity(context: Context) -> dict[str, Any]:
         "drafters": {name: value for name, value in asdict(config).items() if name not in ("heads", "path")},
         "heads": _heads_hash(config.heads),
         "prompts": _file_hash(config.path),
-        "decoding": {name: getattr(decoding, name) for name in names} | {"verification": decoding.verification.name},
+        "decoding": {name: getattr(decoding, name) for name in names} | lossy.settings(decoding),
         "machine": machine(),
         "precision": str(context.dtype),
         "seed": context.config.seed,
@@ -101,7 +102,9 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         cases = drafter_prompts.gather(context, answers)
         timed = drafter_prompts.answered(target, context.target.tokenizer(), cases, config.max_new_tokens, sampling, seed, ids)
         found = ways(target, model, heads, texts, sampling, config, seed, ids)
-        rows = [_race(target, found, case, place) for place, case in enumerate(_shown([timed[0], *timed], temperature))][1:]
+        typical = lossy.typical_at(config, temperature)
+        shown = _shown([timed[0], *timed], temperature)
+        rows = [_race(target, found, case, place, typical) for place, case in enumerate(shown)][1:]
         different = [row["different"] for row in rows]
         entry = {
             "ways": [way.facts for way in found],
@@ -111,8 +114,11 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
             "left_out": len(cases) - len(timed),
             "prompts": [{name: row[name] for name in ("kind", "new_tokens", "seconds")} for row in rows],
         }
+        if typical is not None:
+            at_least = {way.name: lossy.at_least(rows, way.name, seed) for way in found}
+            entry[lossy.LABEL] = lossy.thresholds(config) | {"at_least": at_least}
         details["by_temperature"][f"{temperature:g}"] = entry
-        metrics |= comparison.metrics(entry, suffix(temperature, config))
+        metrics |= comparison.metrics(entry, suffix(temperature, config) + lossy.ending(config, temperature))
     _write(context, folder, details)
     return metrics, details
 
@@ -139,20 +145,24 @@ def _trained(context: Context, run: Run) -> tuple[Trained, Trained | None]:
     return found, Trained("Medusa heads", ready.draft(heads, context), effort.seconds(run, folder.name))
 
 
-def _race(target: PreTrainedModel, found: list[Way], case: Case, place: int) -> dict[str, Any]:
-    """One prompt in every way; who begins changes from prompt to prompt."""
+def _race(target: PreTrainedModel, found: list[Way], case: Case, place: int, typical: Typical | None) -> dict[str, Any]:
+    """One prompt in every way; who begins changes from prompt to prompt. ``typical``: the rule, if it is lossy."""
     turn = place % len(found)
     done = {
         way.name: way.decode(target, case.prompt, case.new_tokens, row_keys=[case.key])
         for way in (*found[turn:], *found[:turn])
     }
     plain = done[comparison.PLAIN].tokens
+    texts = {name: one.tokens[0] for name, one in done.items()}
+    sampling = found[0].options["sampling"]
+    loss = {} if typical is None else {"excess": lossy.measured(target, case.prompt, texts, sampling, typical)}
     return {
         "kind": case.kind,
         "new_tokens": case.new_tokens,
         "seconds": {name: sum(asdict(one.seconds).values()) for name, one in done.items()},
         "acceptance": {name: one.acceptance[0] for name, one in done.items()},
         "different": sum(one.tokens != plain for one in done.values()),
+        **loss,
     }
 
 
@@ -165,6 +175,7 @@ def _write(context: Context, folder: Path, details: dict[str, Any]) -> None:
     (folder / RECORD).write_text(json.dumps({"target": context.target.name, "machine": machine(), **details}))
     page = Environment(autoescape=True).from_string(TEMPLATE)
     tools = {tool.__name__: tool for tool in (comparison.table, comparison.verdict, comparison.lossless, comparison.left_out)}
+    tools |= {"mark": lossy.mark, "loss": lambda entry: lossy.words(entry[lossy.LABEL])}
     written = page.render(title=title, where=where, command=command, details=details, legend=comparison.LEGEND, **tools)
     (folder / PAGE).write_text(written, encoding="utf-8")
 
@@ -176,7 +187,14 @@ def publish(context: Context, run: Run) -> None:
         shutil.copyfile(artifact.folder / name, context.output / name)
         run.file(artifact.folder / name)
     rows = [
-        {"temperature": temperature, "kind": kind, "drafter": name, "tokens_per_round": way["tokens_per_round"], **way["ratio"]}
+        {
+            "temperature": temperature,
+            "kind": kind,
+            "drafter": name,
+            "tokens_per_round": way["tokens_per_round"],
+            **way["ratio"],
+            "lossy": lossy.LABEL in entry and name != comparison.PLAIN,
+        }
         for temperature, entry in artifact.details["by_temperature"].items()
         for kind, figures in entry["kinds"].items()
         for name, way in figures["ways"].items()

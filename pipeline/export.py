@@ -19,7 +19,19 @@ from transformers import AutoConfig, GenerationConfig
 
 from data.artifact import MANIFEST, folder_hash, publish_folder, write_json
 from data.responses import Response, read_shards
-from pipeline import card, engine_rules, gate, gguf_model, gguf_vocabulary, heads_export, parity, proposer, registry, serve
+from pipeline import (
+    card,
+    engine_rules,
+    gate,
+    gguf_model,
+    gguf_vocabulary,
+    heads_export,
+    lossy,
+    parity,
+    proposer,
+    registry,
+    serve,
+)
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
@@ -180,6 +192,7 @@ def _pass_gate(context: Context, folder: Path, memory: float) -> dict[str, Any]:
     export, speculated = context.config.export, context.parent(Stage.speculate)
     found = gate.checks(export, speculated.details, memory)
     evidence = gate.evidence(export, found, memory, str(speculated.draft), speculated.fingerprint)
+    evidence |= lossy.recorded(speculated.details)
     write_json(folder / "gate.json", evidence)
     if export.gate:
         gate.refuse(found, os.path.relpath(folder / "gate.json"))

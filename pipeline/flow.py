@@ -30,6 +30,7 @@ from pipeline import (
     generate,
     lineage,
     logits,
+    lossy,
     rehearsal,
     report,
     speculate,
@@ -46,6 +47,8 @@ from pipeline.noise import quieten
 from pipeline.route import PARENTS, ancestors, parents
 
 log = logging.getLogger("draftsmith")
+
+DECODING = (Stage.speculate, Stage.report, Stage.export, Stage.drafters)  # they show what decoding measured
 
 MODULES = {
     Stage.corpus: corpus,
@@ -86,6 +89,7 @@ def execute(
         return ratio
     with tracking.execution(config.tracking, work, run_name(overrides), tags, token) as run:
         run.tags({"overrides": " ".join(overrides), "output": str(output)})
+        run.tags(lossy.tags(config.decoding) if set(config.stages) & set(DECODING) else {})
         run.params(params)
         run.text(yaml.safe_dump(nested(params), sort_keys=False), "config.yaml")
         if token is not None:
@@ -170,6 +174,7 @@ def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
         if not (folder / MANIFEST).is_file():
             log.info("%s: begins (%s)", stage.name, folder.name)
             tags = {"stage": stage.name, "fingerprint": folder.name, "folder": str(folder)}
+            tags |= lossy.tags(context.config.decoding) if stage in DECODING else {}
             before = parents(stage, context.config)
             draft = folder_hash(context.parent(Stage.distil).folder / "draft") if Stage.distil in before else None
             with run.child(stage.name, tags) as child:

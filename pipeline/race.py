@@ -12,7 +12,7 @@ import lightning as L
 from transformers import PreTrainedModel
 
 import speculative
-from pipeline import baselines
+from pipeline import baselines, lossy
 from pipeline.plan import Heat
 from pipeline.statistics import median_interval
 from speculative import Draft, MedusaHeads, Tree
@@ -27,18 +27,19 @@ class Race(L.LightningModule):
         target: PreTrainedModel,
         draft: Draft | MedusaHeads,
         helpers: Sequence[PreTrainedModel | None],
-        verification: str,
+        rule: Mapping[str, Any],
         seed: int,
         trees: Mapping[float, Tree],
         ids: int | None = None,
     ) -> None:
         """``helpers``: what transformers decodes with as well, None alone; ``trees``: raced as well, by temperature.
 
-        ``ids`` of the target can be drawn, rows of its head behind them are padding.
+        ``ids`` of the target can be drawn, rows of its head behind them are padding. ``rule``: how drafts are judged, as
+        options of ``speculative.generate``.
         """
         super().__init__()
         self.target, self.draft, self.helpers = target, draft, helpers
-        self.verification, self.seed, self.trees, self.ids = verification, seed, trees, ids
+        self.rule, self.seed, self.trees, self.ids = rule, seed, trees, ids
         self.rows: list[dict[str, Any]] = []
         self.warm: set[float] = set()
 
@@ -61,8 +62,10 @@ class Race(L.LightningModule):
         runs: list[tuple[str, int | Tree]] = [("plain", 0), ("speculative", heat.draft_tokens)]
         if heat.sampling.temperature in self.trees:
             runs.append(("tree", self.trees[heat.sampling.temperature]))
+        texts: dict[str, list[int]] = {}
         for name, shape in runs if number % 2 == 0 else reversed(runs):
             done = self._decode(heat, shape)
+            texts[name] = done.tokens[0]
             row[f"{name}_seconds"] = sum(asdict(done.seconds).values())
             row[f"{name}_decoding_seconds"] = done.seconds.decoding
             if name == "speculative":
@@ -73,6 +76,8 @@ class Race(L.LightningModule):
             options = (self.target, list(request.prompt), heat.new_tokens, heat.sampling, self.seed)
             name = "transformers" if helper is None else "assisted"
             row[f"{name}_seconds"] = baselines.decode(*options, helper, heat.draft_tokens).seconds
+        if self.rule["typical"] is not None and not heat.sampling.greedy:
+            row["excess"] = lossy.measured(self.target, request.prompt, texts, heat.sampling, self.rule["typical"])
         return row
 
     def _decode(self, heat: Heat, shape: int | Tree) -> speculative.Generation:
@@ -83,7 +88,7 @@ class Race(L.LightningModule):
             max_new_tokens=heat.new_tokens,
             **({"tree": shape} if isinstance(shape, Tree) else {"num_draft_tokens": shape}),
             sampling=heat.sampling,
-            verification=self.verification,
+            **self.rule,
             seed=self.seed,
             row_keys=[heat.answer.request.key],
             vocabulary_size=self.ids,
@@ -94,7 +99,10 @@ class Race(L.LightningModule):
 
 
 def summary(rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
-    """Counts and medians over prompts, with bootstrap intervals; under ``tree`` those of the tree, if one was raced."""
+    """Counts and medians over prompts, with bootstrap intervals.
+
+    Under ``tree`` those of the tree, if one was raced; under ``lossy`` how far the texts are from the target, if they are.
+    """
     counts: Acceptance = total(row["acceptance"] for row in rows)
     found: dict[str, Any] = {
         "acceptance_rate": counts.rate,
@@ -119,6 +127,8 @@ def summary(rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
             "ratio_decoding": ratio("plain_decoding_seconds", "tree_decoding_seconds"),
             "ratio_chain": ratio("speculative_seconds", "tree_seconds"),
         }
+    if "excess" in rows[0]:
+        found[lossy.LABEL] = {"at_least": {way: lossy.at_least(rows, way, seed) for way in rows[0]["excess"]}}
     for name in ("transformers", "assisted"):
         if f"{name}_seconds" in rows[0]:
             found[f"ratio_{name}"] = ratio(f"{name}_seconds", "speculative_seconds")
@@ -126,7 +136,7 @@ def summary(rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
     found["plain_tokens_per_second"] = new_tokens / sum(row["plain_seconds"] for row in rows)
     found["speculative_tokens_per_second"] = new_tokens / sum(row["speculative_seconds"] for row in rows)
     found["phases"] = {key: sum(row["phases"][key] for row in rows) for key in rows[0]["phases"]}
-    columns = [key for key in rows[0] if key not in ("acceptance", "tree_acceptance", "phases")]
+    columns = [key for key in rows[0] if key not in ("acceptance", "tree_acceptance", "phases", "excess")]
     found["prompts"] = [
         {**{key: row[key] for key in columns}, "tokens_per_round": row["acceptance"].tokens_per_round} for row in rows
     ]

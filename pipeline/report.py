@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pipeline import card, figures, page, record, tables
+from pipeline import card, figures, lossy, page, record, tables
 from pipeline.calibrate import suffix
 from pipeline.config import Stage
 from pipeline.context import Context
@@ -38,7 +38,8 @@ def _factors(context: Context, document: dict[str, Any]) -> dict[str, float]:
     """What each step from overlap to time multiplied the ratio by, as metrics."""
     metrics = {}
     for temperature, entry in document["by_temperature"].items():
-        end = suffix(float(temperature), context.config.decoding)
+        decoding = context.config.decoding
+        end = suffix(float(temperature), decoding) + lossy.ending(decoding, float(temperature))
         factors = Waterfall(**entry["waterfall"]).factors
         metrics |= {f"waterfall/{step}{end}": factor for step, factor in factors.items()}
     return metrics
@@ -51,12 +52,12 @@ def publish(context: Context, run: Run) -> None:
         shutil.copyfile(folder / name, context.output / name)
         run.file(folder / name)
     details = context.parent(Stage.speculate).details["by_temperature"]
-    rows = [{**row, "temperature": temperature} for temperature, entry in details.items() for row in entry["prompts"]]
+    marked = {temperature: {"temperature": temperature, "lossy": lossy.LABEL in entry} for temperature, entry in details.items()}
+    rows = [{**row, **marked[temperature]} for temperature, entry in details.items() for row in entry["prompts"]]
     run.table({key: [row.get(key) for row in rows] for key in rows[0]}, "prompts.json")
     positions = [
-        (temperature, k, rate) for temperature, entry in details.items() for k, rate in enumerate(entry["by_position"], start=1)
+        {**marked[temperature], "position": k, "accepted": rate}
+        for temperature, entry in details.items()
+        for k, rate in enumerate(entry["by_position"], start=1)
     ]
-    columns = zip(*positions, strict=True)
-    run.table(
-        dict(zip(("temperature", "position", "accepted"), map(list, columns), strict=True)), "acceptance_by_position.json"
-    )
+    run.table({key: [row[key] for row in positions] for key in positions[0]}, "acceptance_by_position.json")

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from data.responses import Response, read_shards
 from pipeline import draft as drafts
-from pipeline import heads, held_out, lossless, plan, proposer, race, ready, trainer, trees
+from pipeline import heads, held_out, lossless, lossy, plan, proposer, race, ready, trainer, trees
 from pipeline.calibrate import costs_of, sampling_of, suffix, tree_costs_of
 from pipeline.config import Drafting, Stage
 from pipeline.context import Context
@@ -27,8 +27,8 @@ from pipeline.hardware import machine
 from pipeline.proposer import Proposer
 from pipeline.tracking import Run
 from pipeline.undistilled import initial
-from speculative import MedusaHeads, Sampling, Tree, pack
-from speculative.cost import Costs, best_length
+from speculative import MedusaHeads, Sampling, Tree, Typical, pack
+from speculative.cost import best_length
 
 FORMAT = 5
 LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
@@ -36,11 +36,8 @@ LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
 
 def identity(context: Context) -> dict[str, Any]:
     decoding = context.config.decoding
-    settings = asdict(decoding) | {"verification": decoding.verification.name}
-    if not trees.used(decoding):
-        del settings["tree"]
-    if not decoding.compile:
-        del settings["compile"]
+    left_out = {*lossy.THRESHOLDS, *([] if trees.used(decoding) else ["tree"]), *([] if decoding.compile else ["compile"])}
+    settings = {key: value for key, value in asdict(decoding).items() if key not in left_out} | lossy.settings(decoding)
     return {"decoding": settings, "machine": machine(), "seed": context.config.seed}
 
 
@@ -76,7 +73,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     metrics |= {f"lossless/{name}": details["lossless"][name] for name in LOSSLESS_COUNTS}
 
     low = [helper and pack(helper.to(context.dtype)) for helper in helpers]
-    module = race.Race(target, draft, low, config.verification.name, context.config.seed, chosen, context.target.ids)
+    module = race.Race(target, draft, low, lossy.rule(config), context.config.seed, chosen, context.target.ids)
     heats = [heat for planned in plans for heat in planned.heats]
     runner = trainer.make(context.config.trainer, folder)
     with trainer.interruptible(runner):
@@ -85,10 +82,13 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         temperature = planned.sampling.temperature
         measured = race.summary([row for row in module.rows if row["temperature"] == temperature], context.config.seed)
         entry = details["by_temperature"][f"{temperature:g}"]
-        if "tree" in measured:
-            measured["tree"] = entry["tree"] | measured["tree"]
+        for part in ("tree", lossy.LABEL):
+            if part in measured:
+                measured[part] = entry[part] | measured[part]
         entry |= measured
-        metrics |= {f"{name}{suffix(temperature, config)}": value for name, value in race.metrics(measured).items()}
+        end = suffix(temperature, config)
+        metrics |= {f"{name}{end}{lossy.ending(config, temperature)}": v for name, v in race.metrics(measured).items()}
+        metrics |= lossy.metrics(entry[lossy.LABEL], end) if lossy.LABEL in entry else {}
     return metrics, details
 
 
@@ -103,10 +103,12 @@ def _plans(
         texts = held_out.of_split(responses, "test", temperature)
         if not texts:
             raise PipelineError(f"corpus.test={context.config.corpus.test}: no test prompt has an answer at {temperature:g}")
-        agreements = _agreements(target, [before, draft], texts, sampling, f"agreement at {temperature:g}", context.target.ids)
+        typical, ids = lossy.typical_at(config, temperature), context.target.ids
+        agreements = _agreements(target, [before, draft], texts, sampling, f"agreement at {temperature:g}", ids, typical)
         costs = costs_of(context.parent(Stage.calibrate).details, temperature)
         validation = held_out.of_split(responses, "validation", temperature)
-        recommended = _recommend(draft, target, validation, sampling, costs, context.target.ids)
+        [found] = _agreements(target, [draft], validation, sampling, f"K at {temperature:g}", ids, typical)
+        recommended = best_length(found.acceptance, costs, found.deeper)[0]  # the test prompts have no say in it
         length = config.draft_tokens or max(recommended, 1)  # K = 0 would leave nothing to measure
         planned = plan.make(texts, agreements[1], costs, length, sampling, config, context.config.seed)
         end = suffix(temperature, config)
@@ -120,7 +122,11 @@ def _plans(
             "predicted": planned.predicted,
             "tokens_per_round_predicted": planned.tokens_per_round,
         }
-        metrics = {f"speed/ratio_predicted{end}": planned.predicted, f"draft_tokens{end}": length}
+        if typical is not None:
+            loss = {name: agreements[1].loss[name] for name in held_out.DISTANCES}
+            entry[lossy.LABEL] = lossy.thresholds(config) | loss | {"positions": agreements[1].positions}
+        label = lossy.ending(config, temperature)
+        metrics = {f"speed/ratio_predicted{end}{label}": planned.predicted, f"draft_tokens{end}": length}
         yield planned, entry, metrics | _alignment_metrics(agreements, end)
 
 
@@ -141,24 +147,22 @@ def _tree(
         "tokens_per_round_predicted": choice.tokens_per_round,
     }
     named = {"nodes": choice.tree.size, "depth": choice.tree.depth, "ratio_predicted": choice.predicted}
-    end = suffix(temperature, config)
+    end = suffix(temperature, config) + lossy.ending(config, temperature)
     return choice.tree, entry, {f"tree/{name}{end}": value for name, value in named.items()}
 
 
 def _agreements(
-    target: PreTrainedModel, proposers: Sequence[Proposer], texts: list[Response], sampling: Sampling, title: str, ids: int
+    target: PreTrainedModel,
+    proposers: Sequence[Proposer],
+    texts: list[Response],
+    sampling: Sampling,
+    title: str,
+    ids: int,
+    typical: Typical | None,
 ) -> list[held_out.HeldOut]:
     """Held-out agreement of drafts of one kind."""
     of_kind = heads.measure if isinstance(proposers[0], MedusaHeads) else held_out.measure
-    return of_kind(target, proposers, texts, sampling, title, ids)
-
-
-def _recommend(
-    draft: Proposer, target: PreTrainedModel, texts: list[Response], sampling: Sampling, costs: Costs, ids: int
-) -> int:
-    """The K with the best predicted speed on validation text; the test prompts have no say in it."""
-    [found] = _agreements(target, [draft], texts, sampling, f"K at {sampling.temperature:g}", ids)
-    return best_length(found.acceptance, costs, found.deeper)[0]
+    return of_kind(target, proposers, texts, sampling, title, ids, typical)
 
 
 def _in_float32(context: Context, target: PreTrainedModel, draft: Proposer) -> tuple[PreTrainedModel, Proposer]:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
 from operator import mul
+from typing import Any
 
 from rich.progress import track
 from transformers import PreTrainedModel
 
 import speculative
 from data.responses import Response
+from pipeline import lossy
 from pipeline.config import Decoding
 from pipeline.errors import PipelineError
 from pipeline.proposer import Proposer
@@ -83,11 +85,10 @@ def calibrated(
             check_branching(model)
         except ValueError as error:
             raise PipelineError(f"decoding.tree={config.tree}: {error}; give decoding.tree=off") from error
+    if isinstance(draft, MedusaHeads) and draft.count < 2:
+        raise PipelineError(f"decoding.tree={config.tree}: trees are timed two levels deep and there is one head; give off")
     if config.tree != AUTO and Tree.of(config.tree).width > draft.size:
         fix = f"the draft has {draft.size} output ids, give fewer branches at a node"
-        raise PipelineError(f"decoding.tree={config.tree}: {fix}")
-    if isinstance(draft, MedusaHeads) and draft.count < 2:
-        fix = "trees are timed two levels deep, one Medusa head is too few; give decoding.tree=off"
         raise PipelineError(f"decoding.tree={config.tree}: {fix}")
     timed = [width for width in widths(config) if width <= draft.size]
     return measure_trees(target, draft, prompts, sampling, timed, new_tokens, ids)
@@ -105,8 +106,8 @@ def choose(
 ) -> Choice:
     """The tree to race after ``texts``, answers to validation prompts, were decoded again with a tree."""
     fixed = config.tree != AUTO
-    timed = Tree.of(config.tree) if fixed else wide(draft, config)
-    rates = measured(target, draft, texts, timed, sampling, seed, ids)
+    shape = Tree.of(config.tree) if fixed else wide(draft, config)
+    rates = measured(target, draft, texts, shape, sampling, seed, ids, **lossy.rule(config))
     if fixed:
         tree = Tree.of(config.tree)
         ratio = expected_ratio(tree, rates, costs)
@@ -132,8 +133,12 @@ def measured(
     sampling: Sampling,
     seed: int,
     ids: int | None = None,
+    **rule: Any,
 ) -> Rates:
-    """Rates by depth and rank of ``tree``, after each prompt for as many tokens as its answer in ``texts`` has."""
+    """Rates by depth and rank of ``tree``, after each prompt for as many tokens as its answer in ``texts`` has.
+
+    ``rule``: how branches are judged, as options of ``speculative.generate``.
+    """
     counts = []
     for text in track(texts, description=f"{f'branches at {sampling.temperature:g}':<28}", transient=True):
         done = speculative.generate(
@@ -143,6 +148,7 @@ def measured(
             max_new_tokens=len(text.tokens),
             tree=tree,
             sampling=sampling,
+            **rule,
             seed=seed,
             row_keys=[text.request.key],
             vocabulary_size=ids,

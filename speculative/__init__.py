@@ -1,7 +1,8 @@
 """Speculative decoding: a draft proposes, the target verifies, the output law stays the target's.
 
 The library of the algorithm: sampling, verification, cache, engine, drafters, alignment measures and the cost model.
-It knows nothing of configuration, tracking, training or where models come from.
+One rule, typical acceptance, is lossy; its results say so. The library knows nothing of configuration, tracking, training
+or where models come from.
 """
 
 from speculative.api import Piece, generate, stream
@@ -17,6 +18,7 @@ from speculative.packing import pack
 from speculative.rows import Finish
 from speculative.sampling import Sampling
 from speculative.tree import Tree
+from speculative.typical import Typical
 from speculative.verification import Rule
 from speculative.vocabulary import shared_draft
 
@@ -34,6 +36,7 @@ __all__ = [
     "Rule",
     "Sampling",
     "Tree",
+    "Typical",
     "compiled",
     "generate",
     "pack",

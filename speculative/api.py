@@ -21,12 +21,13 @@ from speculative.engine import Decoding, Generation, Options
 from speculative.length import AutoLength
 from speculative.lookup import LookupElseModel, PromptLookup
 from speculative.medusa import MedusaDrafter, MedusaHeads
-from speculative.refusal import check_heads, check_ids, check_length, check_models, check_tree
+from speculative.refusal import check_heads, check_ids, check_length, check_models, check_rule, check_tree
 from speculative.rows import Finish, Rows
 from speculative.sampling import Sampling
 from speculative.text import Transcript
 from speculative.tree import Tree
 from speculative.tree_drafter import TreeDrafter
+from speculative.typical import Typical
 from speculative.verification import Rule
 
 DRAFT_TOKENS = 3  # unless given
@@ -37,16 +38,20 @@ Prompts = Sequence[Sequence[int]] | Sequence[str] | Tensor
 
 @dataclass(frozen=True)
 class Piece:
-    """What one round added to one row: committed ids, the text that is now certain, and why the row ended, or None."""
+    """What one round added to one row: committed ids, the text that is now certain, and why the row ended, or None.
+
+    ``lossy`` as in ``speculative.Generation``.
+    """
 
     row: int
     tokens: list[int]
     text: str
     finish: Finish | None
+    lossy: bool = False
 
 
 def generate(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options: Any) -> Generation:
-    """Continue every prompt; the law of the output is the target's, whatever drafts.
+    """Continue every prompt; the law of the output is the target's, whatever drafts, unless a lossy rule is asked for.
 
     Args:
         target: a decoder-only model in eval mode.
@@ -80,7 +85,8 @@ def stream(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options
         tree: instead of a chain of K, the branches at every depth, (3, 2, 1); or a ``Tree``.
         sampling: temperature and filters; greedy decoding by default.
         controls: penalties, biases and processors.
-        verification: "token", "block" or "match" (see ``speculative.Rule``).
+        verification: "token", "block" or "match", which are exact, or "typical", which is lossy (see ``speculative.Rule``).
+        typical: thresholds of verification="typical"; ``Typical()`` unless given.
         lookup: prompt lookup, before the draft model or without one.
         confidence: stop drafting once the draft's best token has less probability than this.
         eos_token_ids: ids that end a row; the id itself is kept.
@@ -97,7 +103,7 @@ def stream(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options
     while decoding.alive:
         for row, ids, finish in decoding.advance():
             text = "" if transcript is None else transcript.take(row, finish is not None)
-            yield Piece(row, ids, text, finish)
+            yield Piece(row, ids, text, finish, decoding.options.lossy)
 
 
 def _prepare(
@@ -112,6 +118,7 @@ def _prepare(
     sampling: Sampling | None = None,
     controls: Controls | None = None,
     verification: str = "token",
+    typical: Typical | None = None,
     lookup: PromptLookup | None = None,
     confidence: float = 0.0,
     eos_token_ids: Sequence[int] | None = None,
@@ -132,8 +139,7 @@ def _prepare(
     eos = torch.tensor(list(given.eos_token_ids if eos_token_ids is None else eos_token_ids), dtype=torch.long)
     if stops and tokenizer is None:
         raise ValueError("stop_strings need a tokenizer")
-    if verification not in list(Rule):
-        raise ValueError(f"verification must be one of {', '.join(Rule)}, not {verification!r}")
+    check_rule(verification, typical)
     if not 0.0 <= confidence <= 1.0:
         raise ValueError(f"confidence must lie in [0, 1], not {confidence}")
     size = _vocabulary_size(target, vocabulary_size, tokenizer)
@@ -143,7 +149,7 @@ def _prepare(
         draft = draft.cut(size)
     if tree is not None:
         tree = tree if isinstance(tree, Tree) else Tree.of(tree)
-        check_tree(tree, draft, num_draft_tokens, verification, lookup, confidence)
+        check_tree(tree, draft, size, num_draft_tokens, verification, lookup, confidence)
         num_draft_tokens = tree.depth
     heads = draft if isinstance(draft, MedusaHeads) else None
     if num_draft_tokens is None:
@@ -157,7 +163,7 @@ def _prepare(
         raise ValueError(f"row_keys needs one key for each of the {len(rows)} prompts, not {len(keys)}")
     check_models(target, draft if heads is None else None, rows, budgets, size)
     if heads is not None:
-        check_heads(heads, target, longest, lookup, confidence)
+        check_heads(heads, target, size, longest, lookup, confidence)
     with torch.inference_mode():
         if controls.processors:
             logits = torch.linspace(-3.0, 3.0, size, device=target.device)[None]
@@ -177,8 +183,8 @@ def _prepare(
             drafter = drafter if tree is None else TreeDrafter(model, tree)
         transcript = None if tokenizer is None else Transcript(tokenizer, len(rows), stops)
         length = auto if isinstance(auto, AutoLength) else longest
-        rule = Rule(verification)
-        options = Options(sampling, rule, length, longest, tree, size, eos, seed, transcript, log_probs, states)
+        judge = (Rule(verification), typical or Typical())
+        options = Options(sampling, *judge, length, longest, tree, size, eos, seed, transcript, log_probs, states)
         return Decoding(target, live, drafter if longest > 0 else None, history, options), transcript
 
 

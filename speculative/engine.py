@@ -24,6 +24,7 @@ from speculative.sampling import Purpose, Sampling, best_token, probabilities, r
 from speculative.tree import Tree
 from speculative.tree_drafter import TreeDrafter
 from speculative.tree_verification import Branches, verify_tree, verify_tree_choices
+from speculative.typical import Typical, verify_typical
 from speculative.verification import Guess, Rule, Verdict, verify_choices, verify_sampled
 
 COMPACT_BELOW = 0.75  # finished rows leave once fewer than this share of the batch is alive: leaving copies the cache
@@ -38,7 +39,7 @@ class Generation:
     are the target's own over its vocabulary, before temperature, filters and controls, if they were asked for. ``text`` is
     there when a tokenizer was given, and ends before the stop string. ``ranks`` counts the branches of a tree, over all
     rows. ``states`` (new tokens, width), by row, are what the target's head read to choose each token, if they were asked
-    for.
+    for. ``lossy``: drafts were judged by a rule that does not keep the target's law.
     """
 
     tokens: list[list[int]]
@@ -52,6 +53,7 @@ class Generation:
     text: list[str] | None = None
     ranks: Ranks | None = None
     states: list[Tensor] | None = None
+    lossy: bool = False
 
     @property
     def stopped(self) -> list[bool]:
@@ -65,6 +67,7 @@ class Options:
 
     sampling: Sampling
     rule: Rule
+    typical: Typical
     length: int | AutoLength
     longest: int
     tree: Tree | None
@@ -74,6 +77,11 @@ class Options:
     stop: Stop | None
     log_probs: bool
     states: bool
+
+    @property
+    def lossy(self) -> bool:
+        """Whether drafts, if there are any, are judged by a rule that does not keep the target's law."""
+        return self.rule is Rule.TYPICAL and not self.sampling.greedy and self.longest > 0
 
 
 class Decoding:
@@ -191,6 +199,8 @@ class Decoding:
         p = probabilities(logits, options.sampling)
         places, drafts = (torch.arange(count, device=p.device) for count in (guess.depth + 1, guess.tokens.shape[1]))
         follow = uniforms(options.seed, rows.keys[:, None], rows.lengths[:, None] + places, Purpose.TARGET)
+        if options.rule is Rule.TYPICAL:
+            return verify_typical(p, guess, follow, limits, options.typical)
         keys = round_keys(rows.lengths[:, None], drafts)
         accept = uniforms(options.seed, rows.keys[:, None], keys, Purpose.ACCEPT)
         if branches:
@@ -219,6 +229,7 @@ class Decoding:
             log_probs=log_probs if options.log_probs else None,
             ranks=self.log.ranks(),
             states=self.rows.states() if options.states else None,
+            lossy=options.lossy,
         )
 
 

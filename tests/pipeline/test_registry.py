@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import export, registry, tracking
 from pipeline.check import check
-from pipeline.config import Config, Export, Stage, Target, Tracking
+from pipeline.config import Config, Export, Stage, Target, Tracking, Verification
 from pipeline.errors import PipelineError
 from pipeline.registry import ALIAS, CONDITIONS, SPEEDS, beats
 from tests.pipeline.exported import Child, finished, in_this_process, stage_folder
@@ -74,6 +74,19 @@ def test_a_draft_that_the_gate_would_have_refused_never_leads(run, tmp_path):
     registered(run, tmp_path / "b", [0.5], "refused")
     assert not registered(run, tmp_path / "c", [0.1], "refused", passed=False).leads
     assert holder(run, "refused") == 2
+
+
+def test_a_draft_measured_with_a_lossy_rule_never_leads(run, tmp_path):
+    context = context_of(tmp_path, [0.1], "lossy")
+    context.parent(Stage.speculate).details["by_temperature"]["0"]["lossy"] = {"total_variation": 0.2}
+    context.config = replace(context.config, decoding=replace(context.config.decoding, verification=Verification.typical))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "model.safetensors").write_text("x")
+    with run.child("export", {}) as child:
+        made = registry.register(context, child, tmp_path / "files", passed=True)
+    assert (made.leads, made.reason) == (False, "its speed was measured with a lossy rule")
+    assert holder(run, "lossy") is None
+    assert run.client.get_model_version("lossy", "1").tags["lossy"].startswith("typical acceptance")
 
 
 @pytest.mark.parametrize("what", ["texts", "decoding", "format", "target"])

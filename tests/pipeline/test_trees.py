@@ -82,6 +82,11 @@ def test_more_branches_than_the_draft_has_ids_are_refused():
         trees.calibrated(tiny(), Draft(tiny(seed=1)), [[1, 2]], GREEDY, Decoding(tree=[100]))
 
 
+def test_one_head_is_too_few_for_a_tree():
+    with pytest.raises(PipelineError, match="decoding.tree=auto: trees are timed two levels deep and there is one head; give off"):
+        trees.calibrated(tiny(), build(tiny(), 1, None), [[1, 2]], GREEDY, Decoding(tree="auto"))
+
+
 def test_a_model_that_cannot_branch_is_refused(monkeypatch):
     def refuse(model):
         raise UnsupportedModelError("strange: it cannot verify a tree")

@@ -25,7 +25,7 @@ from tests.speculative.tiny import perturbed, tiny
         ([[1, -2]], {}, "a prompt has token id"),
         (["text"], {}, "prompts given as text need a tokenizer"),
         ([[1]], {"stop_strings": ["x"]}, "stop_strings need a tokenizer"),
-        ([[1]], {"verification": "exact"}, "verification must be one of token, block, match, not 'exact'"),
+        ([[1]], {"verification": "exact"}, "verification must be one of token, block, match, typical, not 'exact'"),
         ([[1]], {"confidence": 1.5}, "confidence must lie in"),
         ([[1]], {"max_new_tokens": -1}, "max_new_tokens must be one number ≥ 0"),
         ([[1]], {"max_new_tokens": [1, 2]}, "or one for each prompt"),
