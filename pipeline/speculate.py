@@ -1,9 +1,9 @@
 """Stage speculate: what the draft is worth on prompts that nothing has seen.
 
-In this order: agreement before and after distillation; the prediction, logged before anything is decoded; the proof
-that greedy speculative output equals greedy plain output in float32; then plain, speculative and transformers decoding,
-interleaved prompt by prompt, a tree (decoding.tree) among them; each prompt is continued by as many tokens as the target's
-own answer has.
+In this order: agreement, of the undistilled draft too if `decoding.baselines` wants it; the prediction, logged before
+anything is decoded; the proof that greedy speculative output equals greedy plain output in float32; then plain, speculative
+and transformers decoding, interleaved prompt by prompt, a tree (decoding.tree) among them; each prompt is continued by as
+many tokens as the target's own answer has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from pipeline.undistilled import initial
 from speculative import MedusaHeads, Sampling, Tree, pack
 from speculative.cost import Costs, best_length
 
-FORMAT = 3
+FORMAT = 4
 LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
 
 
@@ -94,30 +94,32 @@ def _plans(
 ) -> Iterator[tuple[plan.Plan, dict[str, Any], dict[str, float]]]:
     """By temperature: what to race, what is known before it, and the same as metrics."""
     config = context.config.decoding
-    before = prepared(initial(context)[0], context.dtype)
+    before = [prepared(initial(context)[0], context.dtype)] if config.baselines else []
     for temperature in config.temperatures:
         sampling = sampling_of(config, temperature)
         texts = held_out.of_split(responses, "test", temperature)
         if not texts:
             raise PipelineError(f"corpus.test={context.config.corpus.test}: no test prompt has an answer at {temperature:g}")
-        agreements = _agreements(target, [before, draft], texts, sampling, f"agreement at {temperature:g}")
+        *undistilled, after = _agreements(target, [*before, draft], texts, sampling, f"agreement at {temperature:g}")
         costs = costs_of(context.parent(Stage.calibrate).details, temperature)
-        recommended = _recommend(draft, target, held_out.of_split(responses, "validation", temperature), sampling, costs)
-        length = config.draft_tokens or max(recommended, 1)  # K = 0 would leave nothing to measure
-        planned = plan.make(texts, agreements[1], costs, length, sampling, config, context.config.seed)
+        recommended = config.draft_tokens
+        if recommended is None:
+            recommended = _recommend(draft, target, held_out.of_split(responses, "validation", temperature), sampling, costs)
+        length = max(recommended, 1)  # K = 0 would leave nothing to measure
+        planned = plan.make(texts, after, costs, length, sampling, config, context.config.seed)
         end = suffix(temperature, config)
         entry = {
-            "before": {**agreements[0].means, "acceptance": agreements[0].overlap},
-            "after": {**agreements[1].means, "acceptance": agreements[1].overlap},
-            "positions": agreements[1].positions,
-            "by_head": agreements[1].by_head,
+            "before": _measures(undistilled[0]) if undistilled else None,
+            "after": _measures(after),
+            "positions": after.positions,
+            "by_head": after.by_head,
             "draft_tokens": length,
             "recommended_draft_tokens": recommended,
             "predicted": planned.predicted,
             "tokens_per_round_predicted": planned.tokens_per_round,
         }
         metrics = {f"speed/ratio_predicted{end}": planned.predicted, f"draft_tokens{end}": length}
-        yield planned, entry, metrics | _alignment_metrics(agreements, end)
+        yield planned, entry, metrics | _alignment_metrics(undistilled, after, end)
 
 
 def _tree(
@@ -176,9 +178,14 @@ def _helpers(context: Context, trained: Path, responses: list[Response]) -> list
     return [None, expand(drafts.load(trained, torch.float32), texts, context.target.vocabulary_size).model]
 
 
-def _alignment_metrics(agreements: list[held_out.HeldOut], end: str) -> dict[str, float]:
-    before, after = (agreement.means for agreement in agreements)
-    metrics = {f"alignment/{name}{end}": value for name, value in after.items()}
-    for k, means in enumerate(agreements[1].by_head, start=1):
+def _measures(held: held_out.HeldOut) -> dict[str, float]:
+    return {**held.means, "acceptance": held.overlap}
+
+
+def _alignment_metrics(undistilled: list[held_out.HeldOut], after: held_out.HeldOut, end: str) -> dict[str, float]:
+    metrics = {f"alignment/{name}{end}": value for name, value in after.means.items()}
+    for k, means in enumerate(after.by_head, start=1):
         metrics |= {f"alignment/{name}_head_{k}{end}": means[name] for name in ("overlap", "top1")}
-    return metrics | {f"alignment/{name}_before{end}": before[name] for name in ("forward_kl", "overlap", "top1")}
+    for before in undistilled:
+        metrics |= {f"alignment/{name}_before{end}": before.means[name] for name in ("forward_kl", "overlap", "top1")}
+    return metrics
