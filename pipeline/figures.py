@@ -12,7 +12,7 @@ BEFORE, AFTER, ACCENT = "#b8b8b8", "#2b6cb0", "#c05621"
 
 
 def report(speculate: dict[str, Any], calibrate: dict[str, Any]) -> Figure:
-    """Four panels: agreement (before distillation too, if it was measured), acceptance by position, costs, speed as predicted."""
+    """Four panels: agreement (before distillation too, if it was measured), acceptance by position, costs, speed."""
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     axes = figure.subplots(2, 2)
     _agreement(axes[0, 0], speculate["by_temperature"])
