@@ -1,7 +1,7 @@
 """Stage calibrate: what a draft step and a verification cost on this machine, and the agreement that breaks even.
 
 Costs depend on the draft's shape and not on its weights, so the undistilled draft is timed, and all drafts of one shape
-share one calibration.
+share one calibration, however they are trained.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,9 @@ from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
 from speculative.tree_choice import TreeCosts
 
-FORMAT = 5
+FORMAT = 6
 REPEATS = 7
+TRAINING = ("fit_head", "train_embedding")  # keys of a draft that shape no cost
 
 
 def identity(context: Context) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def identity(context: Context) -> dict[str, Any]:
     branches = {"tree_widths": list(trees.widths(config.decoding))} if trees.used(config.decoding) else {}
     return {
         "target": context.target.fingerprint,
-        "draft": draft_identity(config.draft),
+        "draft": {key: value for key, value in draft_identity(config.draft).items() if key not in TRAINING},
         "decoding": {key: asdict(config.decoding)[key] for key in ("temperatures", "top_k", "top_p", "min_p", "longest_draft")},
         "machine": machine(),
         "precision": str(context.dtype),

@@ -13,7 +13,7 @@ BEFORE, AFTER, ACCENT = "#b8b8b8", "#2b6cb0", "#c05621"
 
 
 def report(speculate: dict[str, Any], calibrate: dict[str, Any]) -> Figure:
-    """Four panels: agreement before and after, acceptance by position, cost of a round, speed against prediction."""
+    """Four panels: agreement (before distillation too, if it was measured), acceptance by position, costs, speed."""
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     axes = figure.subplots(2, 2)
     _agreement(axes[0, 0], speculate["by_temperature"])
@@ -30,11 +30,12 @@ def _agreement(axis: Axes, by_temperature: dict[str, Any]) -> None:
     for temperature, entry in by_temperature.items():
         for name, words in (("overlap", "overlap"), ("top1", "top-1")):
             labels.append(f"{words}\nT={temperature} text")
-            before.append(entry["before"][name])
+            before += [entry["before"][name]] if entry["before"] else []
             after.append(entry["after"][name])
     places = range(len(labels))
-    axis.bar([p - 0.2 for p in places], before, 0.4, color=BEFORE, label="before distillation")
-    bars = axis.bar([p + 0.2 for p in places], after, 0.4, color=AFTER, label="after")
+    if before:
+        axis.bar([p - 0.2 for p in places], before, 0.4, color=BEFORE, label="before distillation")
+    bars = axis.bar([p + 0.2 * bool(before) for p in places], after, 0.4, color=AFTER, label="after distillation")
     axis.bar_label(bars, fmt="%.2f", padding=2, fontsize=9)
     axis.set_xticks(list(places), labels, fontsize=9)
     axis.set_ylim(0, 1)

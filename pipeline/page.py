@@ -36,7 +36,8 @@ CHARTS: dict[str, tuple[Draw, str]] = {
     "waterfall": (
         charts.waterfall,
         "From teacher-forced overlap to measured time. prefixes: text → what decoding itself wrote; positions: the first "
-        "drafted token → all that were judged; independence → what rounds really kept; operations → wall clock.",
+        "drafted token → all that were judged; independence → what rounds really kept; operations → wall clock, "
+        "reading the prompt included.",
     ),
     "pareto": (charts.pareto, "Overlap against the cost of a draft step; the line joins drafts that none beats in both."),
     "curves": (charts.curves, "Training loss and overlap on validation text."),

@@ -1,7 +1,7 @@
 """What the race will run, and the prediction for exactly that, made before anything is decoded.
 
 Each prompt is continued by as many tokens as the target's own answer has, so the agreement measured on that answer says
-how many rounds its continuation will need.
+how many rounds its continuation will need. The race times whole calls, so the prediction includes reading the prompt.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,8 @@ def make(
         chances, more = chances[:wanted], [later[:wanted] for later in more]
         rounds += rounds_needed(chances, length, more)
         tokens += wanted
-        heats.append(Heat(answer, wanted, length, sampling, expected_ratio(chances, costs, length, more)))
+        predicted = expected_ratio(chances, costs, length, more, len(answer.request.prompt))
+        heats.append(Heat(answer, wanted, length, sampling, predicted))
     if not heats:
         raise PipelineError(
             f"decoding.max_new_tokens={config.max_new_tokens}: no test answer at temperature {sampling.temperature:g} has "

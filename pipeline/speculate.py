@@ -1,9 +1,9 @@
 """Stage speculate: what the draft is worth on prompts that nothing has seen.
 
-In this order: agreement before and after distillation; the prediction, logged before anything is decoded; the proof
-that greedy speculative output equals greedy plain output in float32; then plain, speculative and transformers decoding,
-interleaved prompt by prompt, a tree (decoding.tree) among them; each prompt is continued by as many tokens as the target's
-own answer has.
+In this order: agreement, of the undistilled draft too if `decoding.baselines` wants it; the prediction, logged before
+anything is decoded; the proof that greedy speculative output equals greedy plain output in float32; then plain, speculative
+and transformers decoding, interleaved prompt by prompt, a tree (decoding.tree) among them; each prompt is continued by as
+many tokens as the target's own answer has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from pipeline.undistilled import initial
 from speculative import MedusaHeads, Sampling, Tree, Typical, pack
 from speculative.cost import best_length
 
-FORMAT = 5
+FORMAT = 6
 LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
 
 
@@ -97,37 +97,40 @@ def _plans(
 ) -> Iterator[tuple[plan.Plan, dict[str, Any], dict[str, float]]]:
     """By temperature: what to race, what is known before it, and the same as metrics."""
     config = context.config.decoding
-    before = proposer.prepared(initial(context)[0], context.dtype)
+    before = [proposer.prepared(initial(context)[0], context.dtype)] if config.baselines else []
     for temperature in config.temperatures:
         sampling = sampling_of(config, temperature)
         texts = held_out.of_split(responses, "test", temperature)
         if not texts:
             raise PipelineError(f"corpus.test={context.config.corpus.test}: no test prompt has an answer at {temperature:g}")
         typical, ids = lossy.typical_at(config, temperature), context.target.ids
-        agreements = _agreements(target, [before, draft], texts, sampling, f"agreement at {temperature:g}", ids, typical)
+        found = _agreements(target, [*before, draft], texts, sampling, f"agreement at {temperature:g}", ids, typical)
+        *undistilled, after = found
         costs = costs_of(context.parent(Stage.calibrate).details, temperature)
-        validation = held_out.of_split(responses, "validation", temperature)
-        [found] = _agreements(target, [draft], validation, sampling, f"K at {temperature:g}", ids, typical)
-        recommended = best_length(found.acceptance, costs, found.deeper)[0]  # the test prompts have no say in it
-        length = config.draft_tokens or max(recommended, 1)  # K = 0 would leave nothing to measure
-        planned = plan.make(texts, agreements[1], costs, length, sampling, config, context.config.seed)
+        recommended = config.draft_tokens
+        if recommended is None:  # the test prompts have no say in it
+            validation = held_out.of_split(responses, "validation", temperature)
+            [seen] = _agreements(target, [draft], validation, sampling, f"K at {temperature:g}", ids, typical)
+            recommended = best_length(seen.acceptance, costs, seen.deeper)[0]
+        length = max(recommended, 1)  # K = 0 would leave nothing to measure
+        planned = plan.make(texts, after, costs, length, sampling, config, context.config.seed)
         end = suffix(temperature, config)
         entry = {
-            "before": {**agreements[0].means, "acceptance": agreements[0].overlap},
-            "after": {**agreements[1].means, "acceptance": agreements[1].overlap},
-            "positions": agreements[1].positions,
-            "by_head": agreements[1].by_head,
+            "before": _measures(undistilled[0]) if undistilled else None,
+            "after": _measures(after),
+            "positions": after.positions,
+            "by_head": after.by_head,
             "draft_tokens": length,
             "recommended_draft_tokens": recommended,
             "predicted": planned.predicted,
             "tokens_per_round_predicted": planned.tokens_per_round,
         }
         if typical is not None:
-            loss = {name: agreements[1].loss[name] for name in held_out.DISTANCES}
-            entry[lossy.LABEL] = lossy.thresholds(config) | loss | {"positions": agreements[1].positions}
+            loss = {name: after.loss[name] for name in held_out.DISTANCES}
+            entry[lossy.LABEL] = lossy.thresholds(config) | loss | {"positions": after.positions}
         label = lossy.ending(config, temperature)
         metrics = {f"speed/ratio_predicted{end}{label}": planned.predicted, f"draft_tokens{end}": length}
-        yield planned, entry, metrics | _alignment_metrics(agreements, end)
+        yield planned, entry, metrics | _alignment_metrics(undistilled, after, end)
 
 
 def _tree(
@@ -186,9 +189,14 @@ def _helpers(context: Context, trained: Path, responses: list[Response]) -> list
     return [None, expand(drafts.load(trained, torch.float32), texts, context.target.vocabulary_size).model]
 
 
-def _alignment_metrics(agreements: list[held_out.HeldOut], end: str) -> dict[str, float]:
-    before, after = (agreement.means for agreement in agreements)
-    metrics = {f"alignment/{name}{end}": value for name, value in after.items()}
-    for k, means in enumerate(agreements[1].by_head, start=1):
+def _measures(held: held_out.HeldOut) -> dict[str, float]:
+    return {**held.means, "acceptance": held.overlap}
+
+
+def _alignment_metrics(undistilled: list[held_out.HeldOut], after: held_out.HeldOut, end: str) -> dict[str, float]:
+    metrics = {f"alignment/{name}{end}": value for name, value in after.means.items()}
+    for k, means in enumerate(after.by_head, start=1):
         metrics |= {f"alignment/{name}_head_{k}{end}": means[name] for name in ("overlap", "top1")}
-    return metrics | {f"alignment/{name}_before{end}": before[name] for name in ("forward_kl", "overlap", "top1")}
+    for before in undistilled:
+        metrics |= {f"alignment/{name}_before{end}": before.means[name] for name in ("forward_kl", "overlap", "top1")}
+    return metrics

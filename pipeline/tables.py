@@ -76,14 +76,8 @@ def _speed(speculate: dict[str, Any], calibrate: dict[str, Any]) -> list[tuple[s
     rows = []
     for temperature, entry in speculate["by_temperature"].items():
         break_even = calibrate["by_temperature"][temperature]["break_even_overlap"]
-        before, after = entry["before"], entry["after"]
         at = f"T={temperature}{lossy.mark(entry)}"
-        rows.append((
-            f"alignment T={temperature}",
-            f"forward KL {before['forward_kl']:.2f} → {after['forward_kl']:.2f}, overlap {before['overlap']:.3f} → "
-            f"{after['overlap']:.3f}, top-1 {before['top1']:.3f} → {after['top1']:.3f}  (before → after, "
-            f"{entry['positions']:,} positions of held-out text)",
-        ))  # fmt: skip
+        rows.append((f"alignment T={temperature}", _agreement(entry)))
         rows.append((
             f"acceptance {at}",
             f"rate {_number(entry['acceptance_rate'])} at K={entry['draft_tokens']}, {entry['tokens_per_round']:.2f} tokens a "
@@ -107,6 +101,19 @@ def _speed(speculate: dict[str, Any], calibrate: dict[str, Any]) -> list[tuple[s
         + (f"; this says nothing of temperature {', '.join(loss)}, which was decoded with loss" if loss else ""),
     ))  # fmt: skip
     return rows
+
+
+def _agreement(entry: dict[str, Any]) -> str:
+    """The measures after distillation, and before it if they were taken."""
+    before, after = entry["before"], entry["after"]
+
+    def both(name: str, digits: int) -> str:
+        return (f"{before[name]:.{digits}f} → " if before else "") + f"{after[name]:.{digits}f}"
+
+    return (
+        f"forward KL {both('forward_kl', 2)}, overlap {both('overlap', 3)}, top-1 {both('top1', 3)}  "
+        f"({'before → after, ' if before else ''}{entry['positions']:,} positions of held-out text)"
+    )
 
 
 def _ratio(entry: dict[str, Any], break_even: float) -> str:

@@ -1,7 +1,8 @@
 """Costs of this machine, measured in the loop that will use them.
 
 A draft step and a verification are timed inside real rounds, alternating as they do in decoding, since timing either
-alone would find the caches warm. Interleaved over K, medians over repeats. What is drafted does not matter to the cost.
+alone would find the caches warm; what reading a prompt costs comes from the same calls. Interleaved over K, medians over
+repeats. What is drafted does not matter to the cost.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ def measure(
         new_tokens: decoded in each call.
     """
     samples: list[list[tuple[float, float, float]]] = [[] for _ in range(longest + 1)]  # by K: draft, target, other
+    reading: tuple[list[float], list[float]] = ([], [])  # seconds a prompt token: by the target alone, by both
     for number, prompt in enumerate(prompts):
         for drafts in range(longest + 1):
             done = generate(
@@ -51,26 +53,33 @@ def measure(
             )
             if number > 0:
                 samples[drafts].append(_by_round(done.seconds, total(done.acceptance).target_forwards))
+                reading[min(drafts, 1)].append(done.seconds.prefill / len(prompt))
         if number > 0:
-            yield _costs(samples, isinstance(draft, MedusaHeads))
+            yield _costs(samples, reading, isinstance(draft, MedusaHeads))
 
 
 def _by_round(seconds: Phases, rounds: int) -> tuple[float, float, float]:
     return seconds.draft / rounds, seconds.target / rounds, seconds.other / rounds
 
 
-def _costs(samples: list[list[tuple[float, float, float]]], heads: bool) -> Costs:
-    """Costs from (draft, target, other) seconds a round by K; ``heads`` answer all at once, whatever K is."""
+def _costs(samples: list[list[tuple[float, float, float]]], reading: tuple[list[float], list[float]], heads: bool) -> Costs:
+    """Costs from (draft, target, other) seconds a round by K, and seconds a prompt token by the target alone and by both.
+
+    ``heads`` answer all at once, whatever K is.
+    """
     middle = [[median(column) for column in zip(*rows, strict=True)] for rows in samples]
     plain = middle[0][1] + middle[0][2]
     steps = [draft / (1 if heads else drafts) for drafts, (draft, _, _) in enumerate(middle) if drafts > 0]
     drafting = median(steps) / plain
+    alone, both = map(median, reading)
     return Costs(
         plain_seconds=plain,
         draft=0.0 if heads else drafting,
         heads=drafting if heads else 0.0,
         verify=tuple(target / plain for _, target, _ in middle),
         other=tuple(other / plain for _, _, other in middle),
+        reading=alone / plain,
+        draft_reading=max(both - alone, 0.0) / plain,
     )
 
 

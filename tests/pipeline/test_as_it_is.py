@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from data.responses import read_shards
-from pipeline import existing, tiny
+from pipeline import existing, speculate, tiny
 from pipeline.config import Config, Draft, Stage
 from pipeline.route import ancestors
 from tests.pipeline.conftest import SMOKE, only
@@ -45,8 +45,9 @@ def details(work, stage):
     return json.loads((only(work / "artifacts" / stage) / "manifest.json").read_text())["details"]
 
 
-def test_a_twin_of_the_target_agrees_with_it_everywhere(tmp_path, attempt, brought, pair):
+def test_a_twin_of_the_target_agrees_with_it_everywhere(tmp_path, attempt, brought, pair, monkeypatch):
     work = tmp_path / "work"
+    monkeypatch.setattr(speculate, "_recommend", lambda *_: pytest.fail("K is given, no text need be read for it"))
     code, stderr = attempt(*brought("twin", "decoding.draft_tokens=2"), work=work)
     assert code == 0, stderr
     stages = {path.name for path in (work / "artifacts").iterdir()}
@@ -56,13 +57,16 @@ def test_a_twin_of_the_target_agrees_with_it_everywhere(tmp_path, attempt, broug
         assert entry["after"]["overlap"] == pytest.approx(1, abs=1e-5)
         assert entry["after"]["top1"] == 1
         assert entry["draft_tokens"] == 2
+        assert entry["before"] is None, "decoding.baselines=false compares with nothing"
     assert found["by_temperature"]["0"]["acceptance_rate"] == 1
     assert found["lossless"]["different"] == 0
     assert {one.request.split for one in read_shards(only(work / "artifacts" / "generate"))} == {"validation", "test"}
     saved = load_file(only(work / "artifacts" / "distil") / "draft" / "draft.safetensors")
     twin = AutoModelForCausalLM.from_pretrained(pair / "twin", dtype=torch.float32).state_dict()
     assert all(torch.equal(saved[name], tensor) for name, tensor in twin.items())
-    assert "| training | none: measured as it is |" in (only(work / "artifacts" / "report") / "report.md").read_text()
+    told = (only(work / "artifacts" / "report") / "report.md").read_text()
+    assert "| training | none: measured as it is |" in told
+    assert "overlap 1.000, top-1 1.000  (" in told
 
 
 def test_a_stranger_with_the_same_tokenizer_agrees_less_and_is_lossless_too(tmp_path, attempt, brought):
