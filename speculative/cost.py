@@ -19,7 +19,8 @@ class Costs:
     """Costs relative to one plain step of ``plain_seconds``; ``verify[n-1]`` = v(n), ``other[K]`` = o at K drafts.
 
     v(1) + other[0] = 1: the plain step is a round without drafts. ``draft`` is paid for every draft, ``heads`` once a
-    round that has drafts.
+    round that has drafts, ``read`` for every token that the draft reads and has not drafted: of the prompt, or of text that
+    was written without it.
     """
 
     plain_seconds: float
@@ -27,6 +28,7 @@ class Costs:
     verify: tuple[float, ...]
     other: tuple[float, ...]
     heads: float = 0.0
+    read: float = 0.0
 
     @classmethod
     def stored(cls, fields: dict[str, Any]) -> "Costs":
