@@ -4,20 +4,20 @@ It turns what callers have (texts, tensors, a GenerationConfig) into the engine'
 cannot be decoded exactly before the first token.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from speculative import settings
+from speculative import inputs, settings
 from speculative.controls import Controls, History
 from speculative.cost import Costs
 from speculative.drafters import Draft, Drafter, ModelDrafter
 from speculative.engine import Decoding, Generation, Options
+from speculative.inputs import Prompts
 from speculative.length import AutoLength
 from speculative.lookup import LookupElseModel, PromptLookup
 from speculative.medusa import MedusaDrafter, MedusaHeads
@@ -33,7 +33,6 @@ from speculative.verification import Rule
 DRAFT_TOKENS = 3  # unless given
 LONGEST_DRAFT = 128  # far beyond what pays: the chance that a draft is reached falls with every one before it
 AnyDraft = Draft | PreTrainedModel | MedusaHeads | None
-Prompts = Sequence[Sequence[int]] | Sequence[str] | Tensor
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,9 @@ def stream(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options
         typical: thresholds of verification="typical"; ``Typical()`` unless given.
         lookup: prompt lookup, before the draft model or without one.
         confidence: stop drafting once the draft's best token has less probability than this.
-        eos_token_ids: ids that end a row; the id itself is kept.
-        stop_strings: texts that end a row, with ``tokenizer``; the token that completes one is kept, the text ends before.
+        eos_token_ids: an id, or ids, that end a row; the id itself is kept.
+        stop_strings: a text, or texts, that end a row, with ``tokenizer``; the token that completes one is kept, the text
+            ends before. A special token is one of them by itself, not as a part.
         tokenizer: gives ``text`` in the result.
         vocabulary_size: ids from here on, rows that pad the heads of both models, are never drawn; the tokenizer's unless
             given, or else all of the target's.
@@ -121,8 +121,8 @@ def _prepare(
     typical: Typical | None = None,
     lookup: PromptLookup | None = None,
     confidence: float = 0.0,
-    eos_token_ids: Sequence[int] | None = None,
-    stop_strings: Sequence[str] | None = None,
+    eos_token_ids: int | Sequence[int] | None = None,
+    stop_strings: str | Sequence[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     vocabulary_size: int | None = None,
     seed: int = 0,
@@ -131,18 +131,18 @@ def _prepare(
     states: bool = False,
     attention_mask: Tensor | None = None,
 ) -> tuple[Decoding, Transcript | None]:
-    rows = _ids(prompts, tokenizer, attention_mask)
+    rows = inputs.prompt_ids(prompts, tokenizer, attention_mask)
     given = settings.read(generation_config or GenerationConfig())
-    budgets = _budgets(rows, max_new_tokens, given)
+    budgets = inputs.budgets(rows, max_new_tokens, given)
     sampling, controls = sampling or given.sampling, controls or given.controls
-    stops = given.stop_strings if stop_strings is None else stop_strings
-    eos = torch.tensor(list(given.eos_token_ids if eos_token_ids is None else eos_token_ids), dtype=torch.long)
+    stops = inputs.stop_texts(given.stop_strings if stop_strings is None else stop_strings)
+    eos = torch.tensor(inputs.end_ids(given.eos_token_ids if eos_token_ids is None else eos_token_ids), dtype=torch.long)
     if stops and tokenizer is None:
         raise ValueError("stop_strings need a tokenizer")
     check_rule(verification, typical)
     if not 0.0 <= confidence <= 1.0:
         raise ValueError(f"confidence must lie in [0, 1], not {confidence}")
-    size = _vocabulary_size(target, vocabulary_size, tokenizer)
+    size = inputs.known_ids(target, vocabulary_size, tokenizer)
     check_ids(eos.tolist(), list(controls.logit_bias), size)
     draft = Draft(draft) if isinstance(draft, PreTrainedModel) else draft
     if isinstance(draft, Draft) and (vocabulary_size is not None or tokenizer is not None):
@@ -186,57 +186,3 @@ def _prepare(
         judge = (Rule(verification), typical or Typical())
         options = Options(sampling, *judge, length, longest, tree, size, eos, seed, transcript, log_probs, states)
         return Decoding(target, live, drafter if longest > 0 else None, history, options), transcript
-
-
-def _ids(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None, attention_mask: Tensor | None) -> list[list[int]]:
-    """Token ids by row.
-
-    Raises:
-        ValueError: a text alone or without a tokenizer, a tensor of another shape, or a row without a token.
-    """
-    if isinstance(prompts, str):
-        raise ValueError("prompts must be a list, if only of one text")
-    if attention_mask is not None and (not isinstance(prompts, Tensor) or attention_mask.shape != prompts.shape):
-        raise ValueError("attention_mask belongs to prompts that are a tensor, and has its shape")
-    if isinstance(prompts, Tensor):
-        if prompts.dim() != 2:
-            raise ValueError(f"a tensor of prompts must be (B, T), not {tuple(prompts.shape)}")
-        mask = torch.ones_like(prompts) if attention_mask is None else attention_mask
-        rows = [ids[kept.bool()].tolist() for ids, kept in zip(prompts, mask, strict=True)]
-    elif any(isinstance(prompt, str) for prompt in prompts):
-        if tokenizer is None:
-            raise ValueError("prompts given as text need a tokenizer")
-        rows = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    else:
-        rows = [list(prompt) for prompt in prompts]
-    if not rows or min(map(len, rows)) == 0:
-        raise ValueError("every prompt needs at least one token")
-    return rows
-
-
-def _vocabulary_size(target: PreTrainedModel, given: int | None, tokenizer: PreTrainedTokenizerBase | None) -> int:
-    """How many of the target's ids can be drawn: heads are often padded beyond the tokenizer.
-
-    Raises:
-        ValueError: more than the target has, or none.
-    """
-    rows = target.config.vocab_size
-    if given is None and tokenizer is not None and len(tokenizer) < rows:
-        given = min(rows, 1 + max(tokenizer.get_vocab().values()))  # its ids may have gaps
-    if given is None:
-        return rows
-    if not 1 <= given <= rows:
-        raise ValueError(f"vocabulary_size must lie between 1 and {rows}, the rows of the target's head, not {given}")
-    return given
-
-
-def _budgets(rows: list[list[int]], wanted: int | Sequence[int] | None, given: settings.Settings) -> list[int]:
-    if wanted is None and given.max_new_tokens is None and given.max_length is not None:
-        wanted = [max(0, given.max_length - len(row)) for row in rows]
-    wanted = given.max_new_tokens if wanted is None else wanted
-    if wanted is None:
-        raise ValueError("max_new_tokens: say how many tokens may be written, here or in the generation_config")
-    budgets = list(wanted) if isinstance(wanted, Iterable) else [wanted] * len(rows)
-    if len(budgets) != len(rows) or not all(isinstance(budget, Integral) and budget >= 0 for budget in budgets):
-        raise ValueError("max_new_tokens must be one number ≥ 0, or one for each prompt")
-    return budgets

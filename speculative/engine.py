@@ -105,8 +105,10 @@ class Decoding:
         self.model.keeps_states = options.states or isinstance(drafter, MedusaDrafter)
         self.model.prefill(rows.tokens, rows.lengths - 1)
         self.forwards = 0
+        auto = isinstance(options.length, AutoLength)
+        self.lengths = options.length.for_rows(rows.count) if auto else []  # in the order of the caller
         # A draft whose length is chosen may never be asked; then it need not read the prompts.
-        self.drafter_reads = drafter is not None and isinstance(options.length, int)
+        self.drafter_reads = drafter is not None and not auto
         if self.drafter_reads:
             drafter.prefill(rows.tokens, rows.lengths - 1)
         self.log = Log(rows.count, options.longest, options.tree)
@@ -123,9 +125,8 @@ class Decoding:
         if float(self.rows.alive.float().mean()) < COMPACT_BELOW:
             self._compact()
         rows = self.rows
-        remaining = int((rows.ends - rows.lengths)[rows.alive].max())
-        wanted = self.options.length.choose() if isinstance(self.options.length, AutoLength) else self.options.length
-        count = min(wanted, remaining - 1)
+        wanted = self._wanted()
+        count = int(wanted.max())
         mark = self._lap("bookkeeping", mark)
         proposal = Proposal(Guess(rows.tokens[:, :0], None), torch.zeros_like(rows.lengths))
         if self.drafter is not None and count > 0:
@@ -136,8 +137,7 @@ class Decoding:
         mark = self._lap("draft", mark)
         logits, block = self._target_forward(proposal)
         mark = self._lap("target", mark)
-        # A row near its budget must not see drafts that it would not have had alone, or it would depend on others.
-        limits = torch.minimum(proposal.counts, (rows.ends - rows.lengths - 1).clamp(min=0))
+        limits = torch.minimum(proposal.counts, wanted)
         verdict = self._verify(logits, proposal.guess, limits)
         mark = self._lap("sample", mark)
         before = rows.lengths
@@ -153,13 +153,34 @@ class Decoding:
         alive = emitted > 0
         path = None if verdict.path is None else verdict.path[alive]
         self.log.add(rows.index[alive], limits[alive], verdict.accepted[alive], emitted[alive], path)
-        if isinstance(self.options.length, AutoLength):
-            self.options.length.observe(limits[alive], verdict.accepted[alive])
+        if self.lengths:
+            self._learn(alive, wanted * (proposal.guess.depth > 0), limits, verdict.accepted)
         if self.drafter is not None:
             self.drafter.rollback(rows.lengths)
         news = rows.news(before, emitted)
         self._lap("bookkeeping", mark)
         return news
+
+    def _wanted(self) -> Tensor:
+        """How many drafts each row is to have (B,), 0 if it is done.
+
+        A row must not see drafts that it would not have had alone, or it would depend on its neighbours. So the block is as
+        long as one of them wants, and each row keeps to its own length.
+        """
+        rows, length = self.rows, self.options.length
+        left = (rows.ends - rows.lengths - 1) * rows.alive
+        if not self.lengths:
+            return left.clamp(max=length)
+        places = zip(rows.index.tolist(), rows.alive.tolist(), strict=True)
+        chosen = [self.lengths[row].choose() if alive else 0 for row, alive in places]
+        return torch.minimum(left, torch.tensor(chosen, device=left.device))
+
+    def _learn(self, alive: Tensor, *counts: Tensor) -> None:
+        """Drafts asked for, proposed and accepted, each (B,), of the rows that were ``alive`` (B,)."""
+        columns = [column[alive].tolist() for column in (self.rows.index, *counts)]
+        for row, *found in zip(*columns, strict=True):
+            self.lengths[row].observe(*found)
+        self.options.length.learn(self.lengths)
 
     def _lap(self, phase: str, mark: float) -> float:
         now = time.perf_counter()
