@@ -7,10 +7,10 @@ done, so a killed run goes on with the next; random numbers are keyed by row, so
 import shutil
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import speculative
@@ -50,14 +50,12 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     waiting = [(number, batch) for number, batch in work if not _shard(folder, number).is_file()]
     started = time.perf_counter()
     if waiting:
-        model = speculative.pack(context.target.load(context.dtype))
+        model = context.target.load(context.dtype)
         _check_context(model, requests, config)
         if config.keep_states:
             _check_disk(model, sum(len(batch) for _, batch in waiting) * config.max_new_tokens, folder)
         module = _Generator(model, folder, context, eos_token_ids(model, tokenizer))
-        runner = trainer.make(context.config.trainer, folder)
-        with trainer.interruptible(runner):
-            runner.predict(module, DataLoader(waiting, batch_size=None, collate_fn=lambda item: item), return_predictions=False)
+        trainer.predict(context.config.trainer, folder, module, waiting)
     seconds = time.perf_counter() - started
     responses = list(read_shards(folder))
     tokens = sum(len(response.tokens) for response in responses)
@@ -143,7 +141,7 @@ class _Generator(trainer.WithTarget):
     """One batch of requests in, one shard out."""
 
     def __init__(self, model: PreTrainedModel, folder: Path, context: Context, eos: list[int]) -> None:
-        super().__init__(model)
+        super().__init__(model, partial(context.target.load, context.dtype))
         self.folder, self.eos = folder, eos
         self.config, self.seed, self.ids = context.config.generate, context.config.seed, context.target.ids
 

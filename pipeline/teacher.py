@@ -4,7 +4,7 @@ Where the responses' hidden states were kept, only the head runs. Which position
 here; how it is stored is not. Rows of the head behind the ``ids`` are padding, and get no mass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +40,10 @@ class Work:
 class Teacher(WithTarget):
     """Writes the shard of each item of work, from the ``states`` kept when the responses were written, if they were."""
 
-    def __init__(self, model: PreTrainedModel, states: States | None = None) -> None:
-        super().__init__(model)
+    def __init__(
+        self, model: PreTrainedModel, states: States | None = None, load: Callable[[], PreTrainedModel] | None = None
+    ) -> None:
+        super().__init__(model, load)
         self.states = states
 
     def predict_step(self, item: Work) -> int:
