@@ -68,7 +68,8 @@ def known(
     kept = [states.of(response.request.key).to(model.device) for response in batch]
     if hidden:
         return kept
-    return model.get_output_embeddings()(torch.cat(kept))[:, :ids].split([len(part) for part in kept])
+    head = model.get_output_embeddings()
+    return head(torch.cat(kept).to(head.weight.dtype))[:, :ids].split([len(part) for part in kept])
 
 
 def head_of(model: PreTrainedModel, ids: int | None = None) -> tuple[Tensor, Tensor | None]:

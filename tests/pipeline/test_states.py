@@ -39,6 +39,19 @@ def test_kept_states_give_what_a_forward_gives(answered, hidden):
         assert all(torch.equal(a, b) for a, b in zip(again, forward(model, batch, hidden), strict=True))
 
 
+def test_states_kept_in_bfloat16_serve_a_head_in_float32(tmp_path):
+    """The target wrote in bfloat16, and who measures its distributions does so in float32."""
+    model = tiny().bfloat16()
+    done = speculative.generate(model, None, [(1, 5, 9)], max_new_tokens=6, states=True)
+    assert done.states[0].dtype is torch.bfloat16
+    write_states(tmp_path / "states-00000.safetensors", [4], done.states)
+    response = Response(Request(4, "train", "", "", 0.0, (1, 5, 9)), tuple(done.tokens[0]), False)
+    head = model.float().get_output_embeddings()
+    with torch.inference_mode():
+        [logits] = known(model, [response], States(tmp_path), False)
+        torch.testing.assert_close(logits, done.states[0].float() @ head.weight.T)
+
+
 def test_the_run_keeps_states_and_uses_them(smoke):
     folder = only(smoke.work / "artifacts" / "generate")
     states = States(folder)
