@@ -14,16 +14,17 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import speculative
+from data.artifact import remove_partial
 from data.responses import Request, Response, batches, read_shards, write_shard
 from data.splits import read_split
-from data.states import states_file, write_states
+from data.states import states_fault, states_file, write_states
 from pipeline import existing, trainer
 from pipeline.config import Generate, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.tracking import Run
 
-FORMAT = 2
+FORMAT = 3
 EVALUATION = ("validation", "test")  # all that is answered where nothing is trained
 
 
@@ -40,6 +41,7 @@ def identity(context: Context) -> dict[str, Any]:
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
+    remove_partial(folder)
     config = context.config.generate
     tokenizer = context.target.tokenizer()
     corpus = context.parent(Stage.corpus).folder
@@ -47,7 +49,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     if existing.as_it_is(context.config):  # keys stay, and with them the answers
         requests = [request for request in requests if request.split in EVALUATION]
     work = list(enumerate(batches(requests, config.batch_size)))
-    waiting = [(number, batch) for number, batch in work if not _shard(folder, number).is_file()]
+    waiting = [(number, batch) for number, batch in work if not _finished(_shard(folder, number), config.keep_states)]
     started = time.perf_counter()
     if waiting:
         model = context.target.load(context.dtype)
@@ -135,6 +137,11 @@ def _check_disk(model: PreTrainedModel, tokens: int, folder: Path) -> None:
 
 def _shard(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.parquet"
+
+
+def _finished(shard: Path, with_states: bool) -> bool:
+    """Whether a shard is there, and the states beside it, if they are kept, are whole."""
+    return shard.is_file() and not (with_states and states_fault(states_file(shard)))
 
 
 class _Generator(trainer.WithTarget):

@@ -98,6 +98,7 @@ def inspect(context: Context, folder: Path) -> None:
     if not bad:
         log.info("logits: all %d shards are whole (%s)", len(work), folder.name)
     elif context.config.logits.repair:
+        remove_partial(folder)
         _write(context, folder, context.target.load(context.dtype), work, bad)
         log.info("logits: wrote %s again", ", ".join(str(path.relative_to(folder)) for path in bad))
     else:

@@ -13,7 +13,7 @@ from pipeline.errors import PipelineError
 from pipeline.forward import forward
 from pipeline.logits import _states
 from pipeline.teacher import known
-from tests.pipeline.conftest import only
+from tests.pipeline.conftest import SMOKE, digest, only
 from tests.speculative.tiny import tiny
 
 
@@ -67,6 +67,31 @@ def test_states_are_used_only_where_the_head_makes_the_logits(smoke, keep, scale
         config=SimpleNamespace(generate=SimpleNamespace(keep_states=keep)), parent=lambda stage: SimpleNamespace(folder=folder)
     )
     assert (_states(context, model) is not None) is kept
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_bad_states_are_refused_by_name_and_the_remedy_writes_them_again(work, attempt, refused, damage):
+    folder = only(work / "artifacts" / "generate")
+    before, path = digest(folder), sorted(folder.glob("states-*"))[1]
+    reason = "are missing"
+    if damage == "gone":
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 16
+        path.write_bytes(content)
+        reason = f"{path}: this shard is damaged (its content differs from its checksum)"
+    message = refused(SMOKE, "stages=[logits]", "codec.top_k=17", work=work)
+    assert reason in message
+    assert f"; remove {folder}/manifest.json and run stages=[generate,logits]: only what is damaged is written again" in message
+    (folder / "manifest.json").unlink()
+    (folder / ".states-00009.safetensors.1.partial").write_bytes(b"of a run that was killed")
+    times = {found: found.stat().st_mtime_ns for found in folder.glob("states-*")}
+    code, stderr = attempt(SMOKE, "stages=[generate,logits]", "codec.top_k=17", work=work)
+    assert code == 0, stderr
+    after = digest(folder)
+    assert before | {"manifest.json": ""} == after | {"manifest.json": ""}  # it holds rates
+    assert all(found.stat().st_mtime_ns == when for found, when in times.items() if found != path)
 
 
 def test_a_disk_too_small_for_the_states_is_refused(tmp_path):
