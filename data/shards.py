@@ -128,7 +128,7 @@ def fault(path: Path, expected: dict[str, str]) -> str | None:
 
 def _index(names: Iterable[str]) -> list[str]:
     """The small tensors that say where rows lie, which are read before the others."""
-    return [name for name in names if name in ("lengths", "starts", "counts")]
+    return [name for name in names if name in ("keys", "lengths", "starts", "counts")]
 
 
 def _digest(metadata: dict[str, str], names: list[str], tensor: Callable[[str], Tensor]) -> str:

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from data.artifact import MANIFEST, differences, fingerprint, folder_hash, write_json
 from data.shards import DamagedShardError
+from data.states import DamagedStatesError
 from pipeline import (
     as_it_is,
     calibrate,
@@ -80,7 +81,8 @@ def execute(
     tags = {"git_sha": _git_sha(), "machine": str(machine()["cpu"]), "threads": str(machine()["threads"])}
     if config.logits.dry_run:
         context.artifacts = {stage: _finished(stage, context) for stage in ancestors(list(PARENTS[Stage.logits]), config)}
-        rehearsal.show(context)
+        with _mendable(context):
+            rehearsal.show(context)
         return float("nan")
     if token is None:
         _look_ahead(context)
@@ -163,7 +165,7 @@ def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
         raise PipelineError(f"logits.verify, logits.repair: {_missing(stage, identity, folder)}")
     if (folder / MANIFEST).is_file():
         if inspected:
-            with _alone(stage, folder):
+            with _alone(stage, folder), _mendable(context):
                 logits.inspect(context, folder)
         log.info("%s: nothing has changed, skipped (%s)", stage.name, folder.name)
         return _read(stage, folder)
@@ -180,7 +182,8 @@ def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
             with run.child(stage.name, tags) as child:
                 read = lineage.of(context, map(context.parent, before))
                 child.reads(read.data, read.models)
-                metrics, details = _run(module, context, folder, child)
+                with _mendable(context):
+                    metrics, details = module.run(context, folder, child)
                 made = lineage.of(context, [Artifact(stage, folder, folder.name, metrics, details)])
                 child.makes(made.models)
                 child.metrics(metrics, about=read.draft or made.draft)
@@ -240,11 +243,16 @@ def _finished(stage: Stage, context: Context) -> Artifact:
     return context.artifacts[stage]
 
 
-def _run(module: Any, context: Context, folder: Path, child: tracking.Run) -> tuple[dict[str, float], dict[str, Any]]:
+@contextmanager
+def _mendable(context: Context) -> Iterator[None]:
+    """Let what the user can mend out as a message that says how."""
     try:
-        return module.run(context, folder, child)
+        yield
     except DamagedShardError as error:
         raise PipelineError(f"{error}; write it again with stages=[logits] logits.repair=true") from error
+    except DamagedStatesError as error:
+        unfinished = f"remove {context.parent(Stage.generate).folder / MANIFEST} and run stages=[generate,logits]"
+        raise PipelineError(f"{error}; {unfinished}: only what is damaged is written again") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -9,10 +9,10 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from data.artifact import remove_partial, write_json
@@ -31,7 +31,6 @@ from pipeline.draft import head_is_last
 from pipeline.errors import PipelineError
 from pipeline.teacher import Teacher, Work, check_plain_head, head_of
 from pipeline.tracking import Run
-from speculative import pack
 
 FORMAT = 4
 CHOICE = "codec.json"  # what codec=auto settled on
@@ -60,7 +59,7 @@ def identity(context: Context) -> dict[str, Any]:
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     remove_partial(folder)
-    model, rows, ids = pack(context.target.load(context.dtype)), responses(context), context.target.ids
+    model, rows, ids = context.target.load(context.dtype), responses(context), context.target.ids
     groups = parts(_settled(context, folder, rows, lambda: model), rows)
     estimated = estimate(groups, model, context.config.codec.batch_size)
     _check_disk(folder, estimated)
@@ -100,6 +99,7 @@ def inspect(context: Context, folder: Path) -> None:
     if not bad:
         log.info("logits: all %d shards are whole (%s)", len(work), folder.name)
     elif context.config.logits.repair:
+        remove_partial(folder)
         _write(context, folder, context.target.load(context.dtype), work, bad)
         log.info("logits: wrote %s again", ", ".join(str(path.relative_to(folder)) for path in bad))
     else:
@@ -152,10 +152,8 @@ def _write(context: Context, folder: Path, model: PreTrainedModel, work: list[Wo
         write_head(folder, folder.name, *head_of(model, context.target.ids))
     waiting = [item for item in work if item.path in bad]
     if waiting:
-        runner = trainer.make(context.config.trainer, folder)
-        loader = DataLoader(waiting, batch_size=None, collate_fn=lambda item: item)
-        with trainer.interruptible(runner):
-            runner.predict(Teacher(model, _states(context, model)), loader, return_predictions=False)
+        teacher = Teacher(model, _states(context, model), partial(context.target.load, context.dtype))
+        trainer.predict(context.config.trainer, folder, teacher, waiting)
 
 
 def _states(context: Context, model: PreTrainedModel) -> States | None:

@@ -4,7 +4,7 @@ Where the responses' hidden states were kept, only the head runs. Which position
 here; how it is stored is not. Rows of the head behind the ``ids`` are padding, and get no mass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +40,10 @@ class Work:
 class Teacher(WithTarget):
     """Writes the shard of each item of work, from the ``states`` kept when the responses were written, if they were."""
 
-    def __init__(self, model: PreTrainedModel, states: States | None = None) -> None:
-        super().__init__(model)
+    def __init__(
+        self, model: PreTrainedModel, states: States | None = None, load: Callable[[], PreTrainedModel] | None = None
+    ) -> None:
+        super().__init__(model, load)
         self.states = states
 
     def predict_step(self, item: Work) -> int:
@@ -66,7 +68,8 @@ def known(
     kept = [states.of(response.request.key).to(model.device) for response in batch]
     if hidden:
         return kept
-    return model.get_output_embeddings()(torch.cat(kept))[:, :ids].split([len(part) for part in kept])
+    head = model.get_output_embeddings()
+    return head(torch.cat(kept).to(head.weight.dtype))[:, :ids].split([len(part) for part in kept])
 
 
 def head_of(model: PreTrainedModel, ids: int | None = None) -> tuple[Tensor, Tensor | None]:
