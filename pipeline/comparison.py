@@ -98,9 +98,10 @@ def lossless(entry: dict[str, Any]) -> str:
     return f"Of {entry['compared']} greedy outputs {entry['different']} differ from plain decoding's."
 
 
-def left_out(entry: dict[str, Any]) -> str:
-    """How many prompts are not in the figures, and why."""
-    return f"{entry['left_out']} more prompts had answers too short to be timed." if entry["left_out"] else ""
+def notes(entry: dict[str, Any]) -> str:
+    """What is not in the figures, and what may be in them that should not."""
+    short = f"{entry['left_out']} more prompts had answers too short to be timed." if entry["left_out"] else ""
+    return f"{short} {entry['foreign']}".strip()
 
 
 def markdown(details: dict[str, Any]) -> str:
@@ -118,7 +119,7 @@ def markdown(details: dict[str, Any]) -> str:
             "\n".join(rows),
             "\n".join(verdicts),
             lossless(entry),
-            left_out(entry),
+            notes(entry),
         ]
     return "\n\n".join([part for part in parts if part] + [LEGEND]) + "\n"
 

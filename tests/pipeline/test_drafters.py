@@ -85,7 +85,13 @@ def test_the_table_has_a_line_for_each_way_and_a_column_for_each_kind():
         {"name": "a", "words": "K = 2 | 3", "bytes": 3 * 2**20, "training_seconds": 600.0},
     ]
     rows = [row("chat", 6.0, a=3.0), row("qa", 6.0, a=4.0)]
-    entry = {"ways": ways_of, "kinds": comparison.summarise(rows, (PLAIN, "a"), 0), "compared": 2, "different": 0}
+    entry = {
+        "ways": ways_of,
+        "kinds": comparison.summarise(rows, (PLAIN, "a"), 0),
+        "compared": 2,
+        "different": 0,
+        "left_out": 3,
+    }
     header, plain, drafted = comparison.table(entry)
     assert header == ["drafter", "set to", "weights", "training", "chat (1)", "qa (1)", "all prompts (2)"]
     assert plain[2:4] == ["–", "–"]
@@ -102,6 +108,8 @@ def test_the_table_has_a_line_for_each_way_and_a_column_for_each_kind():
     assert "| a | K = 2 / 3 | 3.0 |" in text
     assert "- chat: too few prompts to tell (1; it takes 6); a comes first, 2.00 [2.00, 2.00]." in text
     assert "Of 2 greedy outputs 0 differ from plain decoding's." in text
+    assert "3 more prompts had answers too short to be timed. Beware." in text
+    assert "too short" not in comparison.markdown({"by_temperature": {"0": entry | {"left_out": 0}}})
     assert "differ" not in comparison.markdown({"by_temperature": {"1": entry | {"different": None}}})
     assert comparison.metrics(entry, "_at_1")["drafters/a/ratio_low_at_1"] == 1.5
     assert comparison.verdict_rows({"by_temperature": {"0": entry}})[0] == (
@@ -162,6 +170,12 @@ def test_the_drafts_of_the_model_and_those_that_were_looked_up_are_told_apart():
     assert share({"lookup": PromptLookup()}, None) == 0.0
     assert share({}, model) == 1.0
     assert 0 < share({"lookup": PromptLookup()}, model) < 1
+
+
+def test_a_training_time_that_is_not_known_is_no_number():
+    facts = Way("a", "", {}, Trained("heads", build(tiny(), 1, None), float("nan"))).facts
+    assert json.loads(json.dumps(facts, allow_nan=False))["training_seconds"] is None
+    assert comparison._facts(facts)[3] == "–"
 
 
 def test_weights_are_counted_as_they_decode():
@@ -269,6 +283,9 @@ def test_the_smoke_run_compares_all_drafters(work, attempt, tmp_path):
     [output] = [p for p in (work / "runs").iterdir() if (p / "drafters.md").is_file()]
     text = (output / "drafters.md").read_text()
     assert "| Medusa heads, tree |" in text
+    for page in (text, (output / "drafters.html").read_text()):
+        assert "python -m pipeline +experiment=smoke stages=[drafters] drafters.heads=… drafters.path=…" in page
+        assert str(work) not in page
     assert re.search(r"^- qa: .*\.$", text, re.MULTILINE)
     assert "<td>lookup else model</td>" in (output / "drafters.html").read_text()
     metrics = json.loads((folder / "manifest.json").read_text())["metrics"]

@@ -82,6 +82,15 @@ def test_more_branches_than_the_draft_has_ids_are_refused():
         trees.calibrated(tiny(), Draft(tiny(seed=1)), [[1, 2]], GREEDY, Decoding(tree=[100]))
 
 
+@pytest.mark.parametrize("tree", ["auto", [1], [3]])
+def test_one_head_is_too_few_for_trees(tree):
+    message = re.escape(
+        f"decoding.tree={tree}: trees are timed two levels deep, one Medusa head is too few; give decoding.tree=off"
+    )
+    with pytest.raises(PipelineError, match=message):
+        trees.calibrated(tiny(), build(tiny(), 1, None), [[1, 2]], GREEDY, Decoding(tree=tree))
+
+
 def test_a_model_that_cannot_branch_is_refused(monkeypatch):
     def refuse(model):
         raise UnsupportedModelError("strange: it cannot verify a tree")
@@ -124,6 +133,14 @@ def test_the_measuring_tree_is_as_deep_as_chains_or_heads():
     assert trees.wide(draft, Decoding(longest_draft=1)) == Tree.of((4,))
     assert trees.wide(heads, Decoding(longest_draft=5)) == Tree.of((4, 2))
     assert trees.wide(build(tiny(), 2, torch.tensor([3, 5])), Decoding()) == Tree.of((2, 2))
+
+
+@pytest.mark.parametrize(("longest", "depth", "nodes"), [(9, 9, 124), (10, 9, 124), (40, 9, 124)])
+def test_the_measuring_tree_is_never_larger_than_a_tree_may_be(longest, depth, nodes):
+    """Four branches, eight, sixteen, then sixteen at each depth: 28 + 16 · 6 = 124 nodes, one level more would be 140."""
+    wide = trees.wide(Draft(tiny()), Decoding(longest_draft=longest))
+    assert (wide.depth, wide.size) == (depth, nodes)
+    assert wide.size <= LARGEST
 
 
 def test_rates_add_up_to_the_tokens_that_were_written():
