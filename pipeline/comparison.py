@@ -15,8 +15,8 @@ ALL, PLAIN = "all prompts", "none"
 LEGEND = (
     "Each cell: speed ratio to plain decoding, median over prompts [95 % bootstrap interval], then tokens a round. "
     f"Of fewer than {FEWEST} prompts the interval covers less than it says. "
-    "All ways decoded each prompt one after the other. Weights are those beside the target's, in MiB, before packing and "
-    "without the draft's own cache; training is wall time on this machine."
+    "All ways decoded each prompt one after the other. Memory is what a way adds to the target, in MiB: weights, their packed "
+    "copies, and its own keys and values for the longest text here; training is wall time on this machine."
 )
 
 
@@ -73,14 +73,14 @@ def verdict_rows(details: dict[str, Any]) -> list[tuple[str, str]]:
 def table(entry: dict[str, Any]) -> list[list[str]]:
     """The header and a line for each way, at one temperature."""
     kinds = entry["kinds"]
-    header = ["drafter", "set to", "weights", "training", *(f"{kind} ({kinds[kind]['prompts']})" for kind in kinds)]
+    header = ["drafter", "set to", "memory added", "training", *(f"{kind} ({kinds[kind]['prompts']})" for kind in kinds)]
     return [header, *([*_facts(way), *(_cell(kinds[kind]["ways"][way["name"]]) for kind in kinds)] for way in entry["ways"])]
 
 
 def _facts(way: dict[str, Any]) -> list[str]:
-    weights = f"{way['bytes'] / 2**20:.1f}" if way["bytes"] else "–"
+    memory = f"{way['bytes'] / 2**20:.1f}" if way["bytes"] else "–"
     seconds = way["training_seconds"] if way["bytes"] else None
-    return [way["name"], way["words"], weights, "–" if seconds is None else f"{seconds / 60:.0f} min"]
+    return [way["name"], way["words"], memory, "–" if seconds is None else f"{seconds / 60:.0f} min"]
 
 
 def _cell(figures: dict[str, Any]) -> str:

@@ -11,13 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
 from rich.progress import track
 from transformers import PreTrainedModel
 
 from data.artifact import file_hash
 from data.responses import read_shards
-from pipeline import card, comparison, drafter_prompts, effort, held_out, proposer
+from pipeline import card, comparison, drafter_prompts, drafters_page, effort, held_out, proposer
 from pipeline.calibrate import sampling_of, suffix
 from pipeline.config import Stage
 from pipeline.contestants import Trained, Way, ways
@@ -32,30 +31,6 @@ from speculative import pack
 log = logging.getLogger("draftsmith")
 FORMAT = 2
 TEXT, PAGE, RECORD = "drafters.md", "drafters.html", "drafters.json"
-TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>
-  body { font: 15px/1.5 system-ui, sans-serif; color: #1a202c; max-width: 1300px; margin: 2rem auto; padding: 0 1.2rem; }
-  .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; }
-  th, td { padding: .3rem .55rem; text-align: left; border-bottom: 1px solid #e2e8f0; white-space: nowrap; }
-  .note { color: #718096; }
-</style></head><body>
-<h1>{{ title }}</h1>
-<p class="note">{{ where }}. Made by <code>{{ command }}</code></p>
-{% for temperature, entry in details.by_temperature.items() %}
-<h2>Temperature {{ temperature }}</h2>
-<div class="scroll"><table>
-{% for line in table(entry) %}{% set tag = "th" if loop.first else "td" %}
-<tr>{% for cell in line %}<{{ tag }}>{{ cell }}</{{ tag }}>{% endfor %}</tr>
-{% endfor %}
-</table></div>
-<ul>{% for kind, figures in entry.kinds.items() %}<li>{{ kind }}: {{ verdict(figures) }}.</li>{% endfor %}</ul>
-<p>{{ lossless(entry) }} {{ notes(entry) }}</p>
-{% endfor %}
-<p class="note">{{ legend }}</p>
-</body></html>
-"""
 
 
 def identity(context: Context) -> dict[str, Any]:
@@ -116,9 +91,10 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         timed = drafter_prompts.answered(target, context.target.tokenizer(), cases, config.max_new_tokens, sampling, seed, ids)
         found = ways(target, model, heads, texts, sampling, config, seed, ids)
         rows = [_race(target, found, case, place) for place, case in enumerate(_shown([timed[0], *timed], temperature))][1:]
+        positions = max(len(case.prompt) + case.new_tokens for case in timed)
         different = [row["different"] for row in rows]
         entry = {
-            "ways": [way.facts for way in found],
+            "ways": [way.facts(positions) for way in found],
             "kinds": comparison.summarise(rows, [way.name for way in found], seed),
             "compared": len(rows) * (len(found) - 1),
             "different": sum(different) if sampling.greedy else None,
@@ -182,10 +158,7 @@ def _write(context: Context, folder: Path, details: dict[str, Any]) -> None:
     command = card.command(context.overrides)
     (folder / TEXT).write_text(f"# {title}\n\n{where}. Made by `{command}`\n\n{comparison.markdown(details)}", encoding="utf-8")
     (folder / RECORD).write_text(json.dumps({"target": context.target.name, "machine": machine(), **details}))
-    page = Environment(autoescape=True).from_string(TEMPLATE)
-    tools = {tool.__name__: tool for tool in (comparison.table, comparison.verdict, comparison.lossless, comparison.notes)}
-    written = page.render(title=title, where=where, command=command, details=details, legend=comparison.LEGEND, **tools)
-    (folder / PAGE).write_text(written, encoding="utf-8")
+    (folder / PAGE).write_text(drafters_page.render(title, where, command, details), encoding="utf-8")
 
 
 def publish(context: Context, run: Run) -> None:

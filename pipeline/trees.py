@@ -47,7 +47,8 @@ class Choice:
         """Its size and shape: nodes by depth."""
         levels = [sum(depth == d for depth in self.tree.depths) for d in range(1, self.tree.depth + 1)]
         shape = "a chain of" if self.tree.width == 1 else "a tree of"
-        return f"{shape} {self.tree.size} nodes ({' + '.join(map(str, levels))} by depth)"
+        nodes = "node" if self.tree.size == 1 else "nodes"
+        return f"{shape} {self.tree.size} {nodes} ({' + '.join(map(str, levels))} by depth)"
 
 
 def used(config: Decoding) -> bool:
