@@ -16,8 +16,8 @@ ALL, PLAIN = "all prompts", "none"
 LEGEND = (
     "Each cell: speed ratio to plain decoding, median over prompts [95 % bootstrap interval], then tokens a round. "
     f"Of fewer than {FEWEST} prompts the interval covers less than it says. "
-    "All ways decoded each prompt one after the other. Weights are those beside the target's, in MiB, before packing and "
-    "without the draft's own cache; training is wall time on this machine."
+    "All ways decoded each prompt one after the other. Memory is what a way adds to the target, in MiB: weights, their packed "
+    "copies, and its own keys and values for the longest text here; training is wall time on this machine."
 )
 
 
@@ -74,14 +74,14 @@ def verdict_rows(details: dict[str, Any]) -> list[tuple[str, str]]:
 def table(entry: dict[str, Any]) -> list[list[str]]:
     """The header and a line for each way, at one temperature."""
     kinds = entry["kinds"]
-    header = ["drafter", "set to", "weights", "training", *(f"{kind} ({kinds[kind]['prompts']})" for kind in kinds)]
+    header = ["drafter", "set to", "memory added", "training", *(f"{kind} ({kinds[kind]['prompts']})" for kind in kinds)]
     return [header, *([*_facts(way), *(_cell(kinds[kind]["ways"][way["name"]]) for kind in kinds)] for way in entry["ways"])]
 
 
 def _facts(way: dict[str, Any]) -> list[str]:
-    weights = f"{way['bytes'] / 2**20:.1f}" if way["bytes"] else "–"
+    memory = f"{way['bytes'] / 2**20:.1f}" if way["bytes"] else "–"
     seconds = way["training_seconds"] if way["bytes"] else None
-    return [way["name"], way["words"], weights, "–" if seconds is None else f"{seconds / 60:.0f} min"]
+    return [way["name"], way["words"], memory, "–" if seconds is None else f"{seconds / 60:.0f} min"]
 
 
 def _cell(figures: dict[str, Any]) -> str:
@@ -99,9 +99,10 @@ def lossless(entry: dict[str, Any]) -> str:
     return f"Of {entry['compared']} greedy outputs {entry['different']} differ from plain decoding's."
 
 
-def left_out(entry: dict[str, Any]) -> str:
-    """How many prompts are not in the figures, and why."""
-    return f"{entry['left_out']} more prompts had answers too short to be timed." if entry["left_out"] else ""
+def notes(entry: dict[str, Any]) -> str:
+    """What is not in the figures, and what may be in them that should not."""
+    short = f"{entry['left_out']} more prompts had answers too short to be timed." if entry["left_out"] else ""
+    return f"{short} {entry['foreign']}".strip()
 
 
 def markdown(details: dict[str, Any]) -> str:
@@ -117,7 +118,7 @@ def markdown(details: dict[str, Any]) -> str:
         verdicts = [f"- {kind}{mark}: {verdict(figures)}." for kind, figures in entry["kinds"].items()]
         loss = f"**Lossy:** {lossy.words(entry[lossy.LABEL])}." if mark else ""
         title = f"## Drafters at temperature {temperature}{mark}"
-        parts += [title, loss, "\n".join(rows), "\n".join(verdicts), lossless(entry), left_out(entry)]
+        parts += [title, loss, "\n".join(rows), "\n".join(verdicts), lossless(entry), notes(entry)]
     return "\n\n".join([part for part in parts if part] + [LEGEND]) + "\n"
 
 

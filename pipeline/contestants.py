@@ -16,6 +16,7 @@ import speculative
 from data.responses import Response
 from pipeline import lossy, trees
 from pipeline.config import Decoding
+from pipeline.gate import MIB, extra_memory
 from pipeline.proposer import Proposer
 from pipeline.spread import spread
 from speculative import MedusaHeads, PromptLookup, Sampling
@@ -37,11 +38,13 @@ class Trained:
     proposer: Proposer
     seconds: float
 
-    @property
-    def bytes(self) -> int:
-        """Its weights as they decode, before they are packed."""
-        kept = self.proposer if isinstance(self.proposer, MedusaHeads) else self.proposer.model
-        return sum(tensor.numel() * tensor.element_size() for tensor in kept.parameters())
+    def bytes(self, positions: int) -> int:
+        """Its weights and their packed copies, and a model's keys and values of one sequence of ``positions``."""
+        heads = isinstance(self.proposer, MedusaHeads)
+        kept = self.proposer if heads else self.proposer.model
+        packed = (layer.weight for layer in kept.modules() if getattr(layer, "packed", None) is not None)
+        weights = sum(tensor.numel() * tensor.element_size() for tensor in (*kept.parameters(), *packed))
+        return weights if heads else weights + round(extra_memory(kept.config, 0, kept.dtype.itemsize, positions) * MIB)
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,13 @@ class Way:
         draft = self.trained and self.trained.proposer
         return speculative.generate(target, draft, [prompt], max_new_tokens=new_tokens, **self.options, **more)
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Plain values, as JSON has them: None where it is not known how long training took."""
+    def facts(self, positions: int) -> dict[str, Any]:
+        """Plain values, as JSON has them: None where it is not known how long training took; ``positions`` as in ``bytes``."""
         seconds = self.trained.seconds if self.trained else 0.0
         return {
             "name": self.name,
             "words": self.words,
-            "bytes": self.trained.bytes if self.trained else 0,
+            "bytes": self.trained.bytes(positions) if self.trained else 0,
             "training_seconds": None if math.isnan(seconds) else seconds,
         }
 

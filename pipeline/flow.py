@@ -115,6 +115,9 @@ def _look_ahead(context: Context) -> None:
         existing.find(context.config.draft.path, context.target.tokenizer())
     if Stage.export in context.config.stages:
         export.look_ahead(context, _foreseen(context, [Stage.export])[Stage.export])
+    if Stage.drafters in context.config.stages:
+        results = _foreseen(context, [Stage.drafters])
+        drafters.look_ahead(context, *(results[stage].name for stage in (Stage.generate, Stage.corpus)))
 
 
 def _done_before(context: Context, token: str) -> float | None:

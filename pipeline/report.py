@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pipeline import card, figures, lossy, page, record, tables
+from pipeline import card, drafters_page, figures, lossy, page, record, tables
 from pipeline.calibrate import suffix
 from pipeline.config import Stage
 from pipeline.context import Context
@@ -50,7 +50,12 @@ def publish(context: Context, run: Run) -> None:
     folder = context.parent(Stage.report).folder
     for name in (FIGURE, TEXT, page.FILE, record.FILE):
         shutil.copyfile(folder / name, context.output / name)
-        run.file(folder / name)
+    if Stage.drafters in context.artifacts:  # it comes after the report, and not in every run
+        shown = context.output / page.FILE
+        compared = context.parent(Stage.drafters).details
+        shown.write_text(drafters_page.added(shown.read_text(encoding="utf-8"), compared), encoding="utf-8")
+    for name in (FIGURE, TEXT, page.FILE, record.FILE):
+        run.file(context.output / name)
     details = context.parent(Stage.speculate).details["by_temperature"]
     marked = {temperature: {"temperature": temperature, "lossy": lossy.LABEL in entry} for temperature, entry in details.items()}
     rows = [{**row, **marked[temperature]} for temperature, entry in details.items() for row in entry["prompts"]]

@@ -59,6 +59,11 @@ class TargetFiles:
         return min(self.vocabulary_size, 1 + max(self.tokenizer().get_vocab().values()))
 
     @property
+    def positions(self) -> int | None:
+        """Positions of its context; None where the configuration names no limit."""
+        return getattr(AutoConfig.from_pretrained(self.folder, trust_remote_code=False), "max_position_embeddings", None)
+
+    @property
     def padding(self) -> dict[str, int]:
         """For identities: the ids that have mass, if the head has more rows."""
         return {"ids": self.ids} if self.ids < self.vocabulary_size else {}

@@ -49,7 +49,8 @@ class Choice:
         """Its size and shape: nodes by depth."""
         levels = [sum(depth == d for depth in self.tree.depths) for d in range(1, self.tree.depth + 1)]
         shape = "a chain of" if self.tree.width == 1 else "a tree of"
-        return f"{shape} {self.tree.size} nodes ({' + '.join(map(str, levels))} by depth)"
+        nodes = "node" if self.tree.size == 1 else "nodes"
+        return f"{shape} {self.tree.size} {nodes} ({' + '.join(map(str, levels))} by depth)"
 
 
 def used(config: Decoding) -> bool:
@@ -86,7 +87,8 @@ def calibrated(
         except ValueError as error:
             raise PipelineError(f"decoding.tree={config.tree}: {error}; give decoding.tree=off") from error
     if isinstance(draft, MedusaHeads) and draft.count < 2:
-        raise PipelineError(f"decoding.tree={config.tree}: trees are timed two levels deep and there is one head; give off")
+        fix = "trees are timed two levels deep, one Medusa head is too few; give decoding.tree=off"
+        raise PipelineError(f"decoding.tree={config.tree}: {fix}")
     if config.tree != AUTO and Tree.of(config.tree).width > draft.size:
         fix = f"the draft has {draft.size} output ids, give fewer branches at a node"
         raise PipelineError(f"decoding.tree={config.tree}: {fix}")

@@ -152,6 +152,13 @@ def test_overrides_that_may_be_shown(override, shown):
 MET = {"vLLM": None, "SGLang": None}
 
 
+def test_a_command_that_is_shown_tells_no_place_and_no_password():
+    shown = card.command(
+        [f"tracking.uri=postgresql://me:{SECRET}@host/db", "+experiment=drafters", "drafters.path=/home/me/x.jsonl"]
+    )
+    assert shown == "python -m pipeline tracking.uri=… +experiment=drafters drafters.path=…"
+
+
 def test_every_engine_has_its_command_and_says_whether_it_ran():
     text = serve.instructions(Export(format=Format.both), MEASURED["by_temperature"], MET)
     assert "## transformers: measured, 1.25× at temperature 0" in text  # 1.5 ÷ 1.2

@@ -127,6 +127,9 @@ def test_the_export_was_read_in_a_process_of_its_own_and_let_out_by_the_gate(smo
     record = json.loads((folder / "provenance.json").read_text())
     assert set(record["runs"]) == set(STAGES)
     assert record["overrides"] == ["+experiment=smoke", "paths.work=…"]
+    report = (only(smoke.work / "artifacts" / "report") / "report.html").read_text(encoding="utf-8")
+    assert "python -m pipeline +experiment=smoke paths.work=…" in report
+    assert str(smoke.work) not in report
     assert str(smoke.work) not in "".join(path.read_text() for path in folder.glob("*.md"))
 
 
