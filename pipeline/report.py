@@ -52,7 +52,9 @@ def publish(context: Context, run: Run) -> None:
         shutil.copyfile(folder / name, context.output / name)
         run.file(folder / name)
     details = context.parent(Stage.speculate).details["by_temperature"]
-    marked = {temperature: {"temperature": temperature, "lossy": lossy.LABEL in entry} for temperature, entry in details.items()}
+    marked = {
+        temperature: {"temperature": temperature, "lossy": lossy.LABEL in entry} for temperature, entry in details.items()
+    }
     rows = [{**row, **marked[temperature]} for temperature, entry in details.items() for row in entry["prompts"]]
     run.table({key: [row.get(key) for row in rows] for key in rows[0]}, "prompts.json")
     positions = [

@@ -83,7 +83,7 @@ def test_more_branches_than_the_draft_has_ids_are_refused():
 
 
 def test_one_head_is_too_few_for_a_tree():
-    with pytest.raises(PipelineError, match="decoding.tree=auto: trees are timed two levels deep and there is one head; give off"):
+    with pytest.raises(PipelineError, match=r"decoding\.tree=auto: trees are timed two levels deep and there is one head"):
         trees.calibrated(tiny(), build(tiny(), 1, None), [[1, 2]], GREEDY, Decoding(tree="auto"))
 
 
