@@ -324,9 +324,9 @@ def test_the_table_of_a_run_says_lossy_beside_every_figure():
     interval = {"median": 1.5, "low": 1.2, "high": 1.7}
     agreement = {"forward_kl": 1.0, "overlap": 0.5, "top1": 0.5, "acceptance": 0.5}
     entry = {
-        "before": agreement, "after": agreement, "positions": 9, "acceptance_rate": 0.5, "by_position": [0.5], "draft_tokens": 2,
-        "tokens_per_round": 1.5, "tokens_per_round_predicted": 1.5, "ratio": interval, "predicted": 1.4,
-        "plain_tokens_per_second": 1.0, "speculative_tokens_per_second": 2.0,
+        "before": agreement, "after": agreement, "positions": 9, "acceptance_rate": 0.5, "by_position": [0.5],
+        "draft_tokens": 2, "tokens_per_round": 1.5, "tokens_per_round_predicted": 1.5, "ratio": interval,
+        "predicted": 1.4, "plain_tokens_per_second": 1.0, "speculative_tokens_per_second": 2.0,
     }  # fmt: skip
     details = {
         "by_temperature": {"0": entry, "1": entry | {"lossy": FOUND}},
