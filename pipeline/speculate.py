@@ -28,7 +28,7 @@ from pipeline.proposer import Proposer, prepared
 from pipeline.tracking import Run
 from pipeline.undistilled import initial
 from speculative import MedusaHeads, Sampling, Tree, Typical, pack
-from speculative.cost import best_length
+from speculative.cost import Costs, best_length
 
 FORMAT = 3
 LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
@@ -36,8 +36,9 @@ LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
 
 def identity(context: Context) -> dict[str, Any]:
     decoding = context.config.decoding
-    left_out = {*lossy.THRESHOLDS, *([] if trees.used(decoding) else ["tree"])}
-    settings = {key: value for key, value in asdict(decoding).items() if key not in left_out} | lossy.settings(decoding)
+    settings = lossy.without_unused(asdict(decoding), decoding) | {"verification": decoding.verification.name}
+    if not trees.used(decoding):
+        del settings["tree"]
     return {"decoding": settings, "machine": machine(), "seed": context.config.seed}
 
 
@@ -106,8 +107,7 @@ def _plans(
         agreements = _agreements(target, [before, draft], texts, sampling, f"agreement at {temperature:g}", typical)
         costs = costs_of(context.parent(Stage.calibrate).details, temperature)
         validation = held_out.of_split(responses, "validation", temperature)
-        [found] = _agreements(target, [draft], validation, sampling, f"K at {temperature:g}", typical)
-        recommended = best_length(found.acceptance, costs, found.deeper)[0]  # the test prompts have no say in it
+        recommended = _recommend(draft, target, validation, sampling, costs, typical)
         length = config.draft_tokens or max(recommended, 1)  # K = 0 would leave nothing to measure
         planned = plan.make(texts, agreements[1], costs, length, sampling, config, context.config.seed)
         end = suffix(temperature, config)
@@ -161,6 +161,19 @@ def _agreements(
     """Held-out agreement of drafts of one kind."""
     of_kind = heads.measure if isinstance(proposers[0], MedusaHeads) else held_out.measure
     return of_kind(target, proposers, texts, sampling, title, typical)
+
+
+def _recommend(
+    draft: Proposer,
+    target: PreTrainedModel,
+    texts: list[Response],
+    sampling: Sampling,
+    costs: Costs,
+    typical: Typical | None,
+) -> int:
+    """The K with the best predicted speed on validation text; the test prompts have no say in it."""
+    [found] = _agreements(target, [draft], texts, sampling, f"K at {sampling.temperature:g}", typical)
+    return best_length(found.acceptance, costs, found.deeper)[0]
 
 
 def _in_float32(context: Context, target: PreTrainedModel, draft: Proposer) -> tuple[PreTrainedModel, Proposer]:

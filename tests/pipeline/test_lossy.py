@@ -103,10 +103,11 @@ def test_a_tree_has_no_more_branches_than_the_draft_has_ids():
 def test_results_of_exact_rules_are_those_made_before_there_was_a_lossy_one(tmp_path):
     exact, lossy_one = (Context(composed(SMOKE, *more), tmp_path, tmp_path) for more in ((), (TYPICAL, WITHOUT_EXPORT)))
     exact.__dict__["dtype"] = lossy_one.__dict__["dtype"] = torch.float32
-    for module in (speculate, drafters):
-        assert not any(name.startswith("typical") for name in module.identity(exact)["decoding"])
-        found = module.identity(lossy_one)["decoding"]
-        assert (found["verification"], found["typical_epsilon"], found["typical_delta"]) == ("typical", 0.09, 0.3)
+    for module, place in ((speculate, lambda found: found["decoding"]), (drafters, lambda found: found)):
+        assert not any(name.startswith("typical") for name in place(module.identity(exact)))
+        found = module.identity(lossy_one)
+        assert found["decoding"]["verification"] == "typical"
+        assert (place(found)["typical_epsilon"], place(found)["typical_delta"]) == (0.09, 0.3)
 
 
 def test_only_hot_temperatures_are_lossy():
@@ -341,5 +342,5 @@ def test_the_table_of_a_run_says_lossy_beside_every_figure():
 
 def test_an_identity_keeps_the_thresholds_apart():
     one, other = LOSSY, replace(LOSSY, typical_epsilon=0.2)
-    assert lossy.settings(one) != lossy.settings(other)
-    assert lossy.settings(Decoding(typical_epsilon=0.2)) == {"verification": "token"}
+    assert lossy.thresholds_used(one) != lossy.thresholds_used(other)
+    assert lossy.thresholds_used(Decoding(typical_epsilon=0.2)) == {}
