@@ -31,10 +31,14 @@ def rule(config: Decoding) -> dict[str, Any]:
     return {"verification": config.verification.name, "typical": typical(config)}
 
 
-def settings(config: Decoding) -> dict[str, Any]:
-    """The same as plain values for an identity; results of exact rules know no thresholds."""
-    thresholds = {name: getattr(config, name) for name in THRESHOLDS if typical(config)}
-    return {"verification": config.verification.name, **thresholds}
+def thresholds_used(config: Decoding) -> dict[str, float]:
+    """For the identity of a result: the keys of the lossy rule, none where the rule is exact."""
+    return {name: getattr(config, name) for name in THRESHOLDS if typical(config)}
+
+
+def without_unused(fields: dict[str, Any], config: Decoding) -> dict[str, Any]:
+    """``fields`` of ``config`` without those that shape no result under its rule."""
+    return {name: value for name, value in fields.items() if name not in THRESHOLDS} | thresholds_used(config)
 
 
 def typical_at(config: Decoding, temperature: float) -> Typical | None:

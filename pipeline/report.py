@@ -57,7 +57,9 @@ def publish(context: Context, run: Run) -> None:
     for name in (FIGURE, TEXT, page.FILE, record.FILE):
         run.file(context.output / name)
     details = context.parent(Stage.speculate).details["by_temperature"]
-    marked = {temperature: {"temperature": temperature, "lossy": lossy.LABEL in entry} for temperature, entry in details.items()}
+    marked = {
+        temperature: {"temperature": temperature, "lossy": lossy.LABEL in entry} for temperature, entry in details.items()
+    }
     rows = [{**row, **marked[temperature]} for temperature, entry in details.items() for row in entry["prompts"]]
     run.table({key: [row.get(key) for row in rows] for key in rows[0]}, "prompts.json")
     positions = [

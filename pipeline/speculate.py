@@ -36,8 +36,11 @@ LOSSLESS_COUNTS = ("prompts", "different", "oracle_answers", "oracle_different")
 
 def identity(context: Context) -> dict[str, Any]:
     decoding = context.config.decoding
-    left_out = {*lossy.THRESHOLDS, *([] if trees.used(decoding) else ["tree"]), *([] if decoding.compile else ["compile"])}
-    settings = {key: value for key, value in asdict(decoding).items() if key not in left_out} | lossy.settings(decoding)
+    settings = lossy.without_unused(asdict(decoding), decoding) | {"verification": decoding.verification.name}
+    if not trees.used(decoding):
+        del settings["tree"]
+    if not decoding.compile:
+        del settings["compile"]
     return {"decoding": settings, "machine": machine(), "seed": context.config.seed}
 
 

@@ -1,4 +1,4 @@
-"""What typical acceptance costs in truth is measured and said: refusals, distances by hand, labels wherever a figure appears."""
+"""What typical acceptance costs is measured and said: refusals, distances by hand, labels wherever a figure appears."""
 
 import copy
 import json
@@ -10,7 +10,22 @@ import pytest
 import torch
 
 from data.responses import Request, Response
-from pipeline import card, charts, comparison, drafters, export, flow, gate, heads, held_out, lossy, page, race, speculate, tables
+from pipeline import (
+    card,
+    charts,
+    comparison,
+    drafters,
+    export,
+    flow,
+    gate,
+    heads,
+    held_out,
+    lossy,
+    page,
+    race,
+    speculate,
+    tables,
+)
 from pipeline.check import check
 from pipeline.config import Decoding, Export, Stage, Verification
 from pipeline.context import Context
@@ -70,7 +85,7 @@ def test_who_asks_for_loss_may_have_it_with_chains_and_trees(more, tree):
 def test_one_head_has_no_tree(tree):
     medusa = ("draft=medusa", "codec=hidden", "draft.heads=1")
     check(composed(*medusa))
-    with pytest.raises(PipelineError, match="draft.heads=1: trees are timed two levels deep, which takes two heads"):
+    with pytest.raises(PipelineError, match=r"draft\.heads=1: trees are timed two levels deep, which takes two heads"):
         check(composed(*medusa, f"decoding.tree={tree}"))
 
 
@@ -87,12 +102,12 @@ def test_a_tree_has_no_more_branches_than_the_draft_has_ids():
 
 def test_results_of_exact_rules_are_those_made_before_there_was_a_lossy_one(tmp_path):
     exact, lossy_one = (Context(composed(SMOKE, *more), tmp_path, tmp_path) for more in ((), (TYPICAL, WITHOUT_EXPORT)))
-    for module, key in ((speculate, "decoding"), (drafters, "decoding")):
-        if module is drafters:
-            exact.__dict__["dtype"] = lossy_one.__dict__["dtype"] = torch.float32
-        assert not any(name.startswith("typical") for name in module.identity(exact)[key])
-        found = module.identity(lossy_one)[key]
-        assert (found["verification"], found["typical_epsilon"], found["typical_delta"]) == ("typical", 0.09, 0.3)
+    exact.__dict__["dtype"] = lossy_one.__dict__["dtype"] = torch.float32
+    for module, place in ((speculate, lambda found: found["decoding"]), (drafters, lambda found: found)):
+        assert not any(name.startswith("typical") for name in place(module.identity(exact)))
+        found = module.identity(lossy_one)
+        assert found["decoding"]["verification"] == "typical"
+        assert (place(found)["typical_epsilon"], place(found)["typical_delta"]) == (0.09, 0.3)
 
 
 def test_only_hot_temperatures_are_lossy():
@@ -229,7 +244,11 @@ def test_the_sentence_names_the_rule_its_distance_and_the_check():
 
 def comparison_entry(**more):
     names = ("none", "a")
-    row = {"kind": "chat", "seconds": {"none": 6.0, "a": 3.0}, "acceptance": dict.fromkeys(names, Acceptance(((0, 0), (1, 1)), 3))}
+    row = {
+        "kind": "chat",
+        "seconds": {"none": 6.0, "a": 3.0},
+        "acceptance": dict.fromkeys(names, Acceptance(((0, 0), (1, 1)), 3)),
+    }
     facts = [{"name": name, "words": "w", "bytes": 0, "training_seconds": 0.0} for name in names]
     return {"ways": facts, "kinds": comparison.summarise([row], names, 0), "compared": 1, "different": None} | more
 
@@ -306,15 +325,15 @@ def test_the_table_of_a_run_says_lossy_beside_every_figure():
     interval = {"median": 1.5, "low": 1.2, "high": 1.7}
     agreement = {"forward_kl": 1.0, "overlap": 0.5, "top1": 0.5, "acceptance": 0.5}
     entry = {
-        "before": agreement, "after": agreement, "positions": 9, "acceptance_rate": 0.5, "draft_tokens": 2, "by_position": [0.5],
-        "tokens_per_round": 1.5, "tokens_per_round_predicted": 1.5, "ratio": interval, "predicted": 1.4,
-        "plain_tokens_per_second": 1.0, "speculative_tokens_per_second": 2.0,
+        "before": agreement, "after": agreement, "positions": 9, "acceptance_rate": 0.5, "by_position": [0.5],
+        "draft_tokens": 2, "tokens_per_round": 1.5, "tokens_per_round_predicted": 1.5, "ratio": interval,
+        "predicted": 1.4, "plain_tokens_per_second": 1.0, "speculative_tokens_per_second": 2.0,
     }  # fmt: skip
     details = {
         "by_temperature": {"0": entry, "1": entry | {"lossy": FOUND}},
         "lossless": {"prompts": 6, "different": 0, "oracle_answers": 0, "oracle_different": 0},
     }
-    calibrated = {"by_temperature": dict.fromkeys(("0", "1"), {"break_even_overlap": 0.2})}
+    calibrated = {"by_temperature": {temperature: {"break_even_overlap": 0.2} for temperature in ("0", "1")}}
     rows = dict(tables._speed(details, calibrated))
     assert {"speed T=0", "speed T=1 (lossy)", "acceptance T=1 (lossy)", "lossy T=1"} <= set(rows)
     assert not {"speed T=1", "acceptance T=1"} & set(rows)
@@ -323,5 +342,5 @@ def test_the_table_of_a_run_says_lossy_beside_every_figure():
 
 def test_an_identity_keeps_the_thresholds_apart():
     one, other = LOSSY, replace(LOSSY, typical_epsilon=0.2)
-    assert lossy.settings(one) != lossy.settings(other)
-    assert lossy.settings(Decoding(typical_epsilon=0.2)) == {"verification": "token"}
+    assert lossy.thresholds_used(one) != lossy.thresholds_used(other)
+    assert lossy.thresholds_used(Decoding(typical_epsilon=0.2)) == {}
