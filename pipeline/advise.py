@@ -151,8 +151,7 @@ def _prompts(path: str | None, column: str) -> list[Prompt]:
 
 
 def _load(path: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Draft:
-    """A draft that was distilled here (its folder, or that of the result that it lies in), or any model with the target's
-    tokenizer."""
+    """A draft that was distilled here, in its folder or that of its result, or any model with the target's tokenizer."""
     folder, size = Path(path).expanduser(), target.config.vocab_size
     inside = folder / "draft"
     folder = inside if inside.is_dir() else folder
@@ -166,13 +165,19 @@ def _load(path: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         model = existing.load(path, tokenizer)
         same = model.get_output_embeddings().weight.shape[0] == size
         draft = Draft(model) if same else drafts.build(model, DraftConfig(layers=[]), torch.arange(len(tokenizer)))
-    rows = draft.model.get_input_embeddings().weight.shape[0]
-    if rows < len(tokenizer):
-        raise PipelineError(f"--draft={path}: it embeds {rows} ids, the target's tokenizer has {len(tokenizer)}")
-    spoken = draft.model.get_output_embeddings().weight.shape[0] if draft.vocabulary is None else int(draft.vocabulary.max()) + 1
-    if spoken > size:
-        raise PipelineError(f"--draft={path}: it drafts ids up to {spoken - 1:,}, the target has {size:,}; it is another target's")
+    _check_ids(path, draft, len(tokenizer), size)
     return Draft(pack(draft.model.to(target.dtype)), draft.vocabulary)
+
+
+def _check_ids(path: str, draft: Draft, known: int, size: int) -> None:
+    """Refuse a draft that cannot read the ``known`` ids of the tokenizer, or writes ids that a target of ``size`` ids lacks."""
+    reads = draft.model.get_input_embeddings().weight.shape[0]
+    if reads < known:
+        raise PipelineError(f"--draft={path}: it embeds {reads} ids, the target's tokenizer has {known}")
+    written = draft.model.get_output_embeddings().weight.shape[0]
+    last = written - 1 if draft.vocabulary is None else int(draft.vocabulary.max())
+    if last >= size or (draft.vocabulary is None and written != size):
+        raise PipelineError(f"--draft={path}: it drafts ids up to {last:,}, the target has {size:,}; it is another target's")
 
 
 def _show_pair(rows: list[dict[str, Any]], console: Console) -> None:
@@ -189,8 +194,8 @@ def _show_pair(rows: list[dict[str, Any]], console: Console) -> None:
 def _show_candidates(found: list[Candidate], options: argparse.Namespace, console: Console) -> None:
     first, batches = found[0], list(found[0].best)
     console.print(
-        f"What overlap a draft will reach is not known before it is distilled. Ratios suppose {options.overlap:g} of the highest "
-        "possible at every size; `to match` is the overlap at which a size is as fast as the first line."
+        f"What overlap a draft will reach is not known before it is distilled. Ratios suppose {options.overlap:g} of the "
+        "highest possible at every size; `to match` is the overlap at which a size is as fast as the first line."
     )
     columns = ("layers", "vocabulary", "c", "highest overlap", "to break even", "to match")
     table = Table(*columns, *(f"batch {batch}" for batch in batches))

@@ -72,6 +72,7 @@ def test_jobs_that_failed_keep_nothing_either(work, attempt, broken):
     assert all(later[1:] <= second[1:] for later in others), (first, second, *others)
 
 
+@pytest.mark.slow  # the same four jobs, with the fault planted
 def test_what_tracebacks_hold_would_be_seen(work, attempt, broken, monkeypatch):
     monkeypatch.setattr(release, "clear", lambda error: None)
     _, second, third, fourth = census(attempt, work, ends=1)
