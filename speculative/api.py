@@ -21,7 +21,7 @@ from speculative.inputs import Prompts
 from speculative.length import AutoLength
 from speculative.lookup import LookupElseModel, PromptLookup
 from speculative.medusa import MedusaDrafter, MedusaHeads
-from speculative.refusal import check_heads, check_ids, check_length, check_models, check_tree
+from speculative.refusal import check_heads, check_ids, check_length, check_models, check_settings, check_tree
 from speculative.rows import Finish, Rows
 from speculative.sampling import Sampling
 from speculative.text import Transcript
@@ -77,8 +77,8 @@ def stream(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options
             machine, by which K is then chosen every round from the acceptance so far; or an ``AutoLength`` of them, which
             goes on learning from call to call.
         tree: instead of a chain of K, the branches at every depth, (3, 2, 1); or a ``Tree``.
-        sampling: temperature and filters; greedy decoding by default.
-        controls: penalties, biases and processors.
+        sampling: temperature and filters, of all rows; greedy decoding by default.
+        controls: penalties, biases and processors, of all rows.
         verification: "token", "block" or "match" (see ``speculative.Rule``).
         lookup: prompt lookup, before the draft model or without one.
         confidence: stop drafting once the draft's best token has less probability than this.
@@ -128,6 +128,7 @@ def _prepare(
     given = settings.read(generation_config or GenerationConfig())
     budgets = inputs.budgets(rows, max_new_tokens, given)
     sampling, controls = sampling or given.sampling, controls or given.controls
+    check_settings(sampling, controls)
     stops = inputs.stop_texts(given.stop_strings if stop_strings is None else stop_strings)
     eos = torch.tensor(inputs.end_ids(given.eos_token_ids if eos_token_ids is None else eos_token_ids), dtype=torch.long)
     if stops and tokenizer is None:

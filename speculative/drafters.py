@@ -173,11 +173,13 @@ class ModelDrafter:
         history, vocabulary = self.history, self.draft.vocabulary
         if history is None:
             return logits
+        found = logits.float()
         if vocabulary is None:
-            return history.apply(logits, tokens, lengths)
-        whole = logits.new_full((len(logits), history.vocabulary_size), -torch.inf, dtype=torch.float32)
-        whole[:, vocabulary] = logits.float()
-        found = history.apply(whole, tokens, lengths)[:, vocabulary]
+            found = history.apply(found, tokens, lengths)
+        else:
+            whole = found.new_full((len(found), history.vocabulary_size), -torch.inf)
+            whole[:, vocabulary] = found
+            found = history.apply(whole, tokens, lengths)[:, vocabulary]
         # Where the controls bar every token that the draft has, it proposes what it would have, and is corrected.
         return torch.where(found.amax(-1, keepdim=True).isfinite(), found, logits.float())
 

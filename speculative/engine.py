@@ -205,7 +205,8 @@ class Decoding:
         rows, options = self.rows, self.options
         branches = isinstance(guess, Branches)
         if self.history is not None:
-            logits = along_paths(self.history.apply, logits, rows.tokens, rows.lengths, guess.tokens, guess.paths)
+            text = (rows.tokens, rows.lengths, guess.tokens, guess.paths, rows.alive)
+            logits = along_paths(self.history, logits, *text)
         if options.sampling.greedy:
             choices = best_token(logits)
             return verify_tree_choices(choices, guess, limits) if branches else verify_choices(choices, guess.tokens, limits)

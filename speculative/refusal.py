@@ -5,11 +5,13 @@ from numbers import Integral
 
 from transformers import PreTrainedModel
 
+from speculative.controls import Controls
 from speculative.cost import Costs
 from speculative.drafters import Draft
 from speculative.length import AutoLength
 from speculative.lookup import PromptLookup
 from speculative.medusa import MedusaHeads
+from speculative.sampling import Sampling
 from speculative.tree import Tree
 from speculative.verification import Rule
 
@@ -68,6 +70,14 @@ def check_models(
             raise ValueError(f"prompt and new tokens need {longest} positions, the {name}'s context has {context}")
         if model is not None and model.training:
             raise ValueError(f"the {name} is in training mode; call .eval() first")
+
+
+def check_settings(sampling: Sampling, controls: Controls) -> None:
+    """Raise ValueError for settings that are not of the whole call."""
+    for name, given, kind in (("sampling", sampling, Sampling), ("controls", controls, Controls)):
+        if not isinstance(given, kind):
+            others = "decode rows that need others in a call of their own, with their row_keys"
+            raise ValueError(f"{name} must be one speculative.{kind.__name__} for all rows; {others}")
 
 
 def check_ids(eos: Sequence[int], biased: Sequence[int], size: int) -> None:

@@ -66,6 +66,9 @@ def test_the_whole_context_can_be_used(target, drafts):
         generate(target, Draft(short), [[1] * 60], max_new_tokens=5, num_draft_tokens=2)
 
 
+NEO = {"num_layers": 2, "num_heads": 4}
+
+
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_training_mode_is_refused(name):
     models = {"target": tiny(), "draft": tiny(seed=1)}
@@ -81,6 +84,7 @@ def test_training_mode_is_refused(name):
         ("gemma2", {"head_dim": 8}, "gemma2: .*sliding_attention.*cannot be rolled back"),
         ("qwen2", {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1}, "qwen2: .*rolled back"),
         ("mamba", {"state_size": 8}, "mamba: .*cannot be rolled back"),
+        ("gpt_neo", NEO | {"attention_types": [[["global", "local"], 1]]}, r"gpt_neo: layers of kind \['local'\] cannot be"),
     ],
 )
 def test_caches_that_cannot_roll_back_are_refused(target, kind, changes, message):
@@ -122,21 +126,23 @@ def test_a_draft_of_another_vocabulary_size_is_refused(target, size):
         generate(target, Draft(tiny(vocabulary=size)), PROMPTS, max_new_tokens=8, num_draft_tokens=3)
 
 
+def test_attention_by_places_in_the_cache_is_exact():
+    model = tiny("gpt_neo", **NEO, attention_types=[[["global"], 2]])
+    done = generate(model, perturbed(model, 0.02), PROMPTS, max_new_tokens=16)
+    assert done.tokens == [transformers_greedy(model, prompt, 16) for prompt in PROMPTS]
+    assert total(done.acceptance).accepted > 0
+
+
 @pytest.mark.parametrize(
-    ("kind", "changes"),
+    ("kind", "changes", "message"),
     [
-        ("gpt_neo", {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 4, "num_heads": 4}),
-        ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
-        ("rwkv", {"attention_hidden_size": 32}),
+        ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}, "mpt: "),
+        ("rwkv", {"attention_hidden_size": 32}, "rwkv: its cache cannot be used"),
     ],
 )
-def test_other_attention_is_refused_or_exact(kind, changes):
-    model = tiny(kind, **changes)
-    try:
-        done = generate(model, None, PROMPTS, max_new_tokens=16).tokens
-    except UnsupportedModelError:
-        return
-    assert done == [transformers_greedy(model, prompt, 16) for prompt in PROMPTS]
+def test_attention_that_cannot_be_fed_in_pieces_is_found_by_trying(kind, changes, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        generate(tiny(kind, **changes), None, PROMPTS, max_new_tokens=16)
 
 
 def test_a_draft_on_another_device_is_refused(target):
