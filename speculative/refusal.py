@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from numbers import Integral
 
+import torch
 from transformers import PreTrainedModel
 
 from speculative.controls import Controls
@@ -78,6 +79,13 @@ def check_settings(sampling: Sampling, controls: Controls) -> None:
         if not isinstance(given, kind):
             others = "decode rows that need others in a call of their own, with their row_keys"
             raise ValueError(f"{name} must be one speculative.{kind.__name__} for all rows; {others}")
+
+
+def check_processors(controls: Controls, prompt: Sequence[int], size: int, device: torch.device) -> None:
+    """Raise ValueError naming a processor with a state, tried on a ``prompt`` and ``size`` logits."""
+    if controls.processors:
+        logits = torch.linspace(-3.0, 3.0, size, device=device)[None]
+        controls.check_pure(torch.tensor([prompt], device=device), logits)
 
 
 def check_ids(eos: Sequence[int], biased: Sequence[int], size: int) -> None:
