@@ -3,7 +3,6 @@
 import pytest
 
 from speculative import AutoLength, Controls, Costs, PromptLookup, Sampling, generate
-from speculative.length import AutoLength as Length
 from speculative.metrics import total
 from tests.speculative.laws import decode
 from tests.speculative.oracles import EIGHT, WARM
@@ -34,8 +33,8 @@ def test_a_batch_of_eight_equals_eight_rows_alone(target, drafts, name, way):
 
 def test_lengths_differ_from_row_to_row(target, drafts, monkeypatch):
     """What the test above is for: within a round some rows have drafts and others none."""
-    seen, real = [], Length.observe
-    monkeypatch.setattr(Length, "observe", lambda self, *counts: seen.append((id(self), *counts)) or real(self, *counts))
+    seen, real = [], AutoLength.observe
+    monkeypatch.setattr(AutoLength, "observe", lambda self, *counts: seen.append((id(self), *counts)) or real(self, *counts))
     done = generate(target, drafts["near"], EIGHT, max_new_tokens=24, sampling=WARM, **WAYS["chosen"])
     assert len({row for row, *_ in seen}) == 8
     assert len({asked for _, asked, *_ in seen}) > 2
