@@ -25,7 +25,7 @@ from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
 from speculative.tree_choice import TreeCosts
 
-FORMAT = 3
+FORMAT = 4
 REPEATS = 7
 
 
@@ -62,7 +62,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         sampling = sampling_of(config, temperature)
         steps[temperature, "chain"] = measure(target, draft, repeats, sampling, longest, context.target.ids)
         if trees.used(config):
-            steps[temperature, "tree"] = trees.calibrated(target, draft, repeats, sampling, config)
+            steps[temperature, "tree"] = trees.calibrated(target, draft, repeats, sampling, config, size=context.target.ids)
     found = _in_turns(steps)
     for temperature in config.temperatures:
         costs = found[temperature, "chain"]

@@ -68,8 +68,9 @@ def calibrated(
     sampling: Sampling,
     config: Decoding,
     new_tokens: int = 32,
+    size: int | None = None,
 ) -> Iterator[TreeCosts]:
-    """Costs as ``measure_trees`` yields them.
+    """Costs as ``measure_trees`` yields them; ids from ``size`` on pad the heads.
 
     Raises:
         PipelineError: one of the two models cannot have branches.
@@ -83,7 +84,7 @@ def calibrated(
         fix = f"the draft has {draft.size} output ids, give fewer branches at a node"
         raise PipelineError(f"decoding.tree={config.tree}: {fix}")
     timed = [width for width in widths(config) if width <= draft.size]
-    return measure_trees(target, draft, prompts, sampling, timed, new_tokens)
+    return measure_trees(target, draft, prompts, sampling, timed, new_tokens, size)
 
 
 def choose(

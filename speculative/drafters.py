@@ -68,7 +68,9 @@ class Draft:
             raise ValueError(f"the draft's vocabulary must have {outputs} ids below {target_size}")
         if self.inputs is not None and len(self.inputs) < target_size:
             raise ValueError(f"the draft reads {len(self.inputs)} ids, the target writes {target_size}")
-        head, embedding = (len(layer.weight) for layer in (self.model.get_output_embeddings(), self.model.get_input_embeddings()))
+        head, embedding = (
+            len(layer.weight) for layer in (self.model.get_output_embeddings(), self.model.get_input_embeddings())
+        )
         if self.outputs is not None and int(self.outputs.max()) >= head:
             raise ValueError(f"the draft's outputs name row {int(self.outputs.max())} of its head, which has {head}")
         largest = target_size - 1 if self.inputs is None else int(self.inputs[:target_size].max())

@@ -61,9 +61,9 @@ def check_models(
     if wrong is not None:
         raise ValueError(f"a prompt has token id {wrong}, the target knows 0 … {size - 1}")
     if draft is not None:
-        draft.check_fits(size)
         if draft.model.device != target.device:
             raise ValueError(f"the draft is on {draft.model.device}, the target on {target.device}; move one of them")
+        draft.check_fits(size)
     longest = max(len(prompt) + budget for prompt, budget in zip(rows, budgets, strict=True))
     for name, model in (("target", target), ("draft", draft and draft.model)):
         context = model and getattr(model.config, "max_position_embeddings", None)

@@ -20,6 +20,15 @@ def block_rule(p, guess, accept, follow, limits):
 
 def outcomes(rule, tables, limit=None):
     """Law of K + 1 tokens (one round, continued by the target) and the expected number of kept drafts."""
+    law, kept = torch.zeros((tables.size,) * (tables.depth + 1), dtype=DOUBLE), 0.0
+    for block, place, token, weight in committed_blocks(rule, tables, limit):
+        law[(*block[:place], token)] += weight * tables.law((*block[:place], token))
+        kept += weight * place
+    return law, kept
+
+
+def committed_blocks(rule, tables, limit=None):
+    """Every outcome of a round: the drafted block, how many of its tokens stay, the token after them, and its probability."""
     blocks, weights = zip(*tables.blocks(), strict=True)
     count, depth, size = len(blocks), tables.depth, tables.size
     p, q = stacked(tables, blocks)
@@ -34,24 +43,20 @@ def outcomes(rule, tables, limit=None):
         return rule(p, guess, accept, follow[:, None].expand(-1, depth + 1), limits)
 
     half, last = torch.full((count,), 0.5, dtype=DOUBLE), torch.full((count,), LAST, dtype=DOUBLE)
-    law, kept = torch.zeros((size,) * (depth + 1), dtype=DOUBLE), 0.0
     left = torch.tensor(weights, dtype=DOUBLE)
     for place in range(depth, -1, -1):
         passes = (
             measure(lambda u, place=place: play(place, u, half).accepted == place, count) if place else torch.ones_like(left)
         )
         ends, left = left * passes, left * (1 - passes)
-        kept += float(ends.sum()) * place
         possible = ends > 1e-15
         below = half * 0
         for token in range(size):
             upto = measure(lambda u, place=place, token=token: play(place, half * 0, u).following <= token, count)
             for row in possible.nonzero().flatten().tolist():
-                start = (*blocks[row][:place], token)
-                law[start] += ends[row] * (upto[row] - below[row]) * tables.law(start)
+                yield blocks[row], place, token, float(ends[row] * (upto[row] - below[row]))
             below = upto
         assert (play(place, half * 0, last).accepted[possible] == place).all()
-    return law, kept
 
 
 def token_kept(tables):

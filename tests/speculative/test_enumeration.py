@@ -14,7 +14,17 @@ from speculative.sampling import Sampling, probabilities
 from speculative.verification import Guess, Rule, Verdict, verify_choices
 from speculative.verification import verify_sampled as judge
 from tests.speculative.test_block import DRAFTED, block_rule, committed_blocks
-from tests.speculative.test_verification import CASES, DOUBLE, Tables, committed, measure, random, stacked, trimmed, verify_sampled
+from tests.speculative.test_verification import (
+    CASES,
+    DOUBLE,
+    Tables,
+    committed,
+    measure,
+    random,
+    stacked,
+    trimmed,
+    verify_sampled,
+)
 
 FILTERS = {
     "temperature": Sampling(0.7),

@@ -44,7 +44,9 @@ def test_lengths_differ_from_row_to_row(target, drafts, monkeypatch):
 def test_a_seed_gives_one_text_where_the_length_is_chosen_afresh(target, drafts):
     options = {"max_new_tokens": 24, "sampling": WARM, "seed": 3}
     afresh = [generate(target, drafts["near"], EIGHT, num_draft_tokens=length, **options).tokens for length in (COSTS, COSTS)]
-    assert afresh[0] == afresh[1] == generate(target, drafts["near"], EIGHT, num_draft_tokens=AutoLength(COSTS), **options).tokens
+    assert (
+        afresh[0] == afresh[1] == generate(target, drafts["near"], EIGHT, num_draft_tokens=AutoLength(COSTS), **options).tokens
+    )
     learning = AutoLength(COSTS)
     first, second = (generate(target, drafts["near"], EIGHT, num_draft_tokens=learning, **options).tokens for _ in range(2))
     assert first == afresh[0] != second  # it has learnt; only the law is the same
@@ -54,7 +56,9 @@ def test_a_seed_gives_one_text_where_the_length_is_chosen_afresh(target, drafts)
 def test_settings_of_one_row_are_refused_with_the_way_out(target, name):
     one = {"sampling": Sampling(), "controls": Controls()}[name]
     for given in ([one] * 8, (one,)):
-        with pytest.raises(ValueError, match=f"{name} must be one .* for all rows; .* in a call of their own, with their row_keys"):
+        with pytest.raises(
+            ValueError, match=f"{name} must be one .* for all rows; .* in a call of their own, with their row_keys"
+        ):
             generate(target, None, EIGHT, max_new_tokens=3, **{name: given})
 
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from speculative import Draft, Sampling, generate
+from speculative import Draft, Sampling, generate, stream
 from speculative.cache import UnsupportedModelError
 from speculative.metrics import total
 from tests.speculative.laws import decode
@@ -99,6 +99,33 @@ def test_caches_that_cannot_roll_back_are_refused(target, kind, changes, message
 def test_a_draft_vocabulary_out_of_order_is_refused(target, vocabulary):
     with pytest.raises(ValueError, match="sorted and without repeats"):
         Draft(target, torch.tensor(vocabulary))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "the draft would read id 47, its embedding has 30 rows: give the draft inputs"),
+        ({"inputs": torch.arange(48)}, "the draft would read id 47, its embedding has 30 rows"),
+        ({"inputs": torch.arange(40)}, "the draft reads 40 ids, the target writes 48"),
+        ({"inputs": torch.arange(48) % 30, "outputs": torch.tensor([1, 2, 48])}, "name row 48 of its head, which has 48"),
+    ],
+)
+def test_tables_that_do_not_fit_the_draft_are_refused(target, changes, message):
+    model = tiny(seed=1)
+    model.set_input_embeddings(torch.nn.Embedding(30, 32))
+    vocabulary = torch.arange(3) if "outputs" in changes else None
+    with pytest.raises(ValueError, match=message):
+        generate(target, Draft(model, vocabulary, **changes), [[1]], max_new_tokens=3)
+
+
+def test_tables_go_where_the_model_is():
+    placed = Draft(tiny().to("meta"), outputs=torch.arange(48), inputs=torch.arange(48)).placed()
+    assert (placed.outputs.device.type, placed.inputs.device.type, placed.vocabulary) == ("meta", "meta", None)
+
+
+def test_a_stream_refuses_before_it_is_read(target):
+    with pytest.raises(ValueError, match="at least one token"):
+        stream(target, None, [[]], max_new_tokens=3)
 
 
 def test_models_are_left_as_they_were(target, drafts):

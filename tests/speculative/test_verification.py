@@ -81,6 +81,14 @@ def measure(holds, count):
 
 def committed_law(rule, tables, limit=None, dtype=DOUBLE):
     """The law of K + 1 tokens: what the rule commits in one round, continued by draws from the target."""
+    law = torch.zeros((tables.size,) * (tables.depth + 1), dtype=DOUBLE)
+    for block, m, token, weight in committed(rule, tables, limit, dtype):
+        law[(*block[:m], token)] += weight * tables.law((*block[:m], token))
+    return law
+
+
+def committed(rule, tables, limit=None, dtype=DOUBLE):
+    """Every outcome of a round: the drafted block, how many of its tokens stay, the token after them, and its probability."""
     blocks, weights = zip(*tables.blocks(), strict=True)
     count, depth, size = len(blocks), tables.depth, tables.size
     p, q = stacked(tables, blocks, dtype)
@@ -95,7 +103,6 @@ def committed_law(rule, tables, limit=None, dtype=DOUBLE):
         return rule(p, q, torch.tensor(blocks), accept, follow, tables.vocabulary, limits)
 
     half, last = torch.full((count,), 0.5, dtype=DOUBLE), torch.full((count,), LAST, dtype=DOUBLE)
-    law = torch.zeros((size,) * (depth + 1), dtype=DOUBLE)
     alive = torch.tensor(weights, dtype=DOUBLE)
     for m in range(depth + 1):
         stays = half * 0
@@ -108,10 +115,8 @@ def committed_law(rule, tables, limit=None, dtype=DOUBLE):
         for token in range(size):
             upto = measure(lambda u, m=m, token=token: play(m, last, u).following <= token, count)
             for row in possible.nonzero().flatten().tolist():
-                start = (*blocks[row][:m], token)
-                law[start] += ends[row] * (upto[row] - below[row]) * tables.law(start)
+                yield blocks[row], m, token, float(ends[row] * (upto[row] - below[row]))
             below = upto
-    return law
 
 
 def error(rule, tables, **options):
