@@ -21,7 +21,16 @@ from speculative.inputs import Prompts
 from speculative.length import AutoLength
 from speculative.lookup import LookupElseModel, PromptLookup
 from speculative.medusa import MedusaDrafter, MedusaHeads
-from speculative.refusal import check_heads, check_ids, check_length, check_models, check_rule, check_tree
+from speculative.refusal import (
+    check_heads,
+    check_ids,
+    check_length,
+    check_models,
+    check_processors,
+    check_rule,
+    check_settings,
+    check_tree,
+)
 from speculative.rows import Finish, Rows
 from speculative.sampling import Sampling
 from speculative.text import Transcript
@@ -63,7 +72,7 @@ def generate(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **optio
     Raises:
         ValueError: what cannot be decoded, by name.
     """
-    decoding, transcript = _prepare(target, draft, prompts, **options)
+    decoding, transcript = prepare(target, draft, prompts, **options)
     while decoding.alive:
         decoding.advance()
     done = decoding.result()
@@ -73,7 +82,9 @@ def generate(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **optio
 
 
 def stream(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options: Any) -> Iterator[Piece]:
-    """The same, round by round: what is yielded is committed and never taken back. Closing the iterator ends the work.
+    """The same, round by round: what is yielded is committed and never taken back.
+
+    The prompts are read before this returns. Closing the iterator ends the work.
 
     Options, for both:
         max_new_tokens: one budget, or one for each row.
@@ -82,8 +93,8 @@ def stream(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options
             machine, by which K is then chosen every round from the acceptance so far; or an ``AutoLength`` of them, which
             goes on learning from call to call.
         tree: instead of a chain of K, the branches at every depth, (3, 2, 1); or a ``Tree``.
-        sampling: temperature and filters; greedy decoding by default.
-        controls: penalties, biases and processors.
+        sampling: temperature and filters, of all rows; greedy decoding by default.
+        controls: penalties, biases and processors, of all rows.
         verification: "token", "block" or "match", which are exact, or "typical", which is lossy (see ``speculative.Rule``).
         typical: thresholds of verification="typical"; ``Typical()`` unless given.
         lookup: prompt lookup, before the draft model or without one.
@@ -99,14 +110,17 @@ def stream(target: PreTrainedModel, draft: AnyDraft, prompts: Prompts, **options
         states: keep the hidden state that the target's head read for every new token.
         attention_mask: (B, T) of ``prompts``, when they are a padded tensor.
     """
-    decoding, transcript = _prepare(target, draft, prompts, **options)
+    return _pieces(*prepare(target, draft, prompts, **options))
+
+
+def _pieces(decoding: Decoding, transcript: Transcript | None) -> Iterator[Piece]:
     while decoding.alive:
         for row, ids, finish in decoding.advance():
             text = "" if transcript is None else transcript.take(row, finish is not None)
             yield Piece(row, ids, text, finish, decoding.options.lossy)
 
 
-def _prepare(
+def prepare(
     target: PreTrainedModel,
     draft: AnyDraft,
     prompts: Prompts,
@@ -131,10 +145,12 @@ def _prepare(
     states: bool = False,
     attention_mask: Tensor | None = None,
 ) -> tuple[Decoding, Transcript | None]:
+    """A decoding that has read its prompts and written nothing, and the text of its rows; options are those of ``stream``."""
     rows = inputs.prompt_ids(prompts, tokenizer, attention_mask)
     given = settings.read(generation_config or GenerationConfig())
     budgets = inputs.budgets(rows, max_new_tokens, given)
     sampling, controls = sampling or given.sampling, controls or given.controls
+    check_settings(sampling, controls)
     stops = inputs.stop_texts(given.stop_strings if stop_strings is None else stop_strings)
     eos = torch.tensor(inputs.end_ids(given.eos_token_ids if eos_token_ids is None else eos_token_ids), dtype=torch.long)
     if stops and tokenizer is None:
@@ -142,47 +158,77 @@ def _prepare(
     check_rule(verification, typical)
     if not 0.0 <= confidence <= 1.0:
         raise ValueError(f"confidence must lie in [0, 1], not {confidence}")
+    keys = range(len(rows)) if row_keys is None else row_keys
+    if len(keys) != len(rows):
+        raise ValueError(f"row_keys needs one key for each of the {len(rows)} prompts, not {len(keys)}")
     size = inputs.known_ids(target, vocabulary_size, tokenizer)
     check_ids(eos.tolist(), list(controls.logit_bias), size)
-    draft = Draft(draft) if isinstance(draft, PreTrainedModel) else draft
-    if isinstance(draft, Draft) and (vocabulary_size is not None or tokenizer is not None):
-        draft = draft.cut(size)
+    padded = vocabulary_size is not None or tokenizer is not None
+    draft = _placed(draft, size if padded else None)
     if tree is not None:
         tree = tree if isinstance(tree, Tree) else Tree.of(tree)
         check_tree(tree, draft, size, num_draft_tokens, verification, lookup, confidence)
         num_draft_tokens = tree.depth
-    heads = draft if isinstance(draft, MedusaHeads) else None
-    if num_draft_tokens is None:
-        num_draft_tokens = DRAFT_TOKENS if heads is None else heads.count
-    auto = AutoLength(num_draft_tokens) if isinstance(num_draft_tokens, Costs) else num_draft_tokens
-    longest = auto.costs.longest if isinstance(auto, AutoLength) else auto
-    check_length(longest, LONGEST_DRAFT)
-    longest = longest if draft is not None or lookup is not None else 0
-    keys = range(len(rows)) if row_keys is None else row_keys
-    if len(keys) != len(rows):
-        raise ValueError(f"row_keys needs one key for each of the {len(rows)} prompts, not {len(keys)}")
-    check_models(target, draft if heads is None else None, rows, budgets, size)
-    if heads is not None:
-        check_heads(heads, target, size, longest, lookup, confidence)
+    length, longest = _length(draft, num_draft_tokens, drafts=draft is not None or lookup is not None)
+    check_models(target, draft if isinstance(draft, Draft) else None, rows, budgets, size)
+    if isinstance(draft, MedusaHeads):
+        check_heads(draft, target, size, longest, lookup, confidence)
     with torch.inference_mode():
-        if controls.processors:
-            logits = torch.linspace(-3.0, 3.0, size, device=target.device)[None]
-            controls.check_pure(torch.tensor([rows[0]], device=target.device), logits)
+        check_processors(controls, rows[0], size, target.device)
         # Drafts beyond a row's end are written and never kept.
         room = 1 + (min(longest, max(budgets)) if tree is None else tree.size)
         capacity = max(len(prompt) + budget for prompt, budget in zip(rows, budgets, strict=True)) + room
         live = Rows(rows, budgets, capacity, keys, target.device)
         eos = eos.to(target.device)
         history = History(controls, live.prompts, eos[eos < size], size) if controls.active else None
-        drafter: Drafter | TreeDrafter | None = lookup
-        if heads is not None:
-            drafter = MedusaDrafter(heads, sampling, seed, tree, size)
-        elif draft is not None and longest > 0:
-            model = ModelDrafter(draft, len(live.index), capacity, sampling, seed, history, confidence)
-            drafter = model if lookup is None else LookupElseModel(lookup, model)
-            drafter = drafter if tree is None else TreeDrafter(model, tree)
+        drafter = None
+        if longest > 0:
+            shape = (len(live.index), capacity)
+            drafter = _drafter(draft, lookup, tree, shape, sampling, seed, history, confidence, size)
         transcript = None if tokenizer is None else Transcript(tokenizer, len(rows), stops)
-        length = auto if isinstance(auto, AutoLength) else longest
         judge = (Rule(verification), typical or Typical())
         options = Options(sampling, *judge, length, longest, tree, size, eos, seed, transcript, log_probs, states)
-        return Decoding(target, live, drafter if longest > 0 else None, history, options), transcript
+        return Decoding(target, live, drafter, history, options), transcript
+
+
+def _placed(draft: AnyDraft, size: int | None) -> Draft | MedusaHeads | None:
+    """A model as a draft, without what it has beyond the first ``size`` target ids, its tables on its model's device."""
+    draft = Draft(draft) if isinstance(draft, PreTrainedModel) else draft
+    if not isinstance(draft, Draft):
+        return draft
+    return (draft if size is None else draft.cut(size)).placed()
+
+
+def _length(
+    draft: Draft | MedusaHeads | None, given: int | Costs | AutoLength | None, drafts: bool
+) -> tuple[int | AutoLength, int]:
+    """How many tokens to draft, and the most of them: none unless something ``drafts``."""
+    if given is None:
+        given = draft.count if isinstance(draft, MedusaHeads) else DRAFT_TOKENS
+    auto = AutoLength(given) if isinstance(given, Costs) else given
+    longest = auto.costs.longest if isinstance(auto, AutoLength) else auto
+    check_length(longest, LONGEST_DRAFT)
+    longest = longest if drafts else 0
+    return (auto if isinstance(auto, AutoLength) else longest), longest
+
+
+def _drafter(
+    draft: Draft | MedusaHeads | None,
+    lookup: PromptLookup | None,
+    tree: Tree | None,
+    shape: tuple[int, int],
+    sampling: Sampling,
+    seed: int,
+    history: History | None,
+    confidence: float,
+    size: int,
+) -> Drafter | TreeDrafter | MedusaDrafter:
+    """Who drafts, for a batch of ``shape``: rows and slots."""
+    if draft is None:
+        return lookup
+    if isinstance(draft, MedusaHeads):
+        return MedusaDrafter(draft, sampling, seed, tree, size)
+    model = ModelDrafter(draft, *shape, sampling, seed, history, confidence)
+    if tree is not None:
+        return TreeDrafter(model, tree)
+    return model if lookup is None else LookupElseModel(lookup, model)

@@ -22,7 +22,9 @@ class UnsupportedModelError(ValueError):
 
 def check_supported(config: PreTrainedConfig) -> None:
     """Refuse, by name, attention that does not keep one slot for every position."""
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    # GPT-Neo has a word of its own, and keeps its window apart.
+    kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
+    kinds -= {"full_attention", "global"}
     if kinds:
         raise UnsupportedModelError(f"{config.model_type}: layers of kind {sorted(kinds)} cannot be rolled back exactly")
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):

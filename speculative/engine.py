@@ -32,7 +32,7 @@ COMPACT_BELOW = 0.75  # finished rows leave once fewer than this share of the ba
 
 @dataclass(frozen=True)
 class Generation:
-    """The result, by row: new ``tokens``, why they end, and counts; ``seconds`` are of the whole call.
+    """The result, by row: new ``tokens``, why they end, and counts; ``seconds`` are of the whole batch.
 
     Forwards are those of the batch after prefill. ``peak_memory`` is the most that was held until the end of the call, in
     bytes: by PyTorch on the target's CUDA device, else by the process; None where the system does not tell. ``log_probs``
@@ -112,11 +112,16 @@ class Decoding:
         if self.drafter_reads:
             drafter.prefill(rows.tokens, rows.lengths - 1)
         self.log = Log(rows.count, options.longest, options.tree)
-        self.seconds.prefill = time.perf_counter() - started
+        self._lap("prefill", started)
 
     @property
     def alive(self) -> bool:
         return bool(self.rows.alive.any())
+
+    @property
+    def left(self) -> int:
+        """The most tokens that a row still wants."""
+        return int(((self.rows.ends - self.rows.lengths) * self.rows.alive).max())
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, list[int], Finish | None]]:
@@ -183,6 +188,8 @@ class Decoding:
         self.options.length.learn(self.lengths)
 
     def _lap(self, phase: str, mark: float) -> float:
+        if self.model.model.device.type == "cuda":  # else its work would be counted where it is waited for
+            torch.cuda.synchronize(self.model.model.device)
         now = time.perf_counter()
         setattr(self.seconds, phase, getattr(self.seconds, phase) + now - mark)
         return now
@@ -213,7 +220,8 @@ class Decoding:
         rows, options = self.rows, self.options
         branches = isinstance(guess, Branches)
         if self.history is not None:
-            logits = along_paths(self.history.apply, logits, rows.tokens, rows.lengths, guess.tokens, guess.paths)
+            text = (rows.tokens, rows.lengths, guess.tokens, guess.paths, rows.alive)
+            logits = along_paths(self.history, logits, *text)
         if options.sampling.greedy:
             choices = best_token(logits)
             return verify_tree_choices(choices, guess, limits) if branches else verify_choices(choices, guess.tokens, limits)

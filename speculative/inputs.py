@@ -16,9 +16,7 @@ from speculative.settings import Settings
 Prompts = Sequence[Sequence[int]] | Sequence[str] | Tensor
 
 
-def prompt_ids(
-    prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None, attention_mask: Tensor | None
-) -> list[list[int]]:
+def prompt_ids(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None, attention_mask: Tensor | None) -> list[list[int]]:
     """Token ids by row.
 
     Raises:

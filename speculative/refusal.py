@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from numbers import Integral
 
+import torch
 from transformers import PreTrainedModel
 
+from speculative.controls import Controls
 from speculative.cost import Costs
 from speculative.drafters import Draft
 from speculative.length import AutoLength
 from speculative.lookup import PromptLookup
 from speculative.medusa import MedusaHeads
+from speculative.sampling import Sampling
 from speculative.tree import Tree
 from speculative.typical import Typical
 from speculative.verification import Rule
@@ -71,9 +74,9 @@ def check_models(
     if wrong is not None:
         raise ValueError(f"a prompt has token id {wrong}, the target knows 0 … {size - 1}")
     if draft is not None:
-        draft.check_fits(size)
         if draft.model.device != target.device:
             raise ValueError(f"the draft is on {draft.model.device}, the target on {target.device}; move one of them")
+        draft.check_fits(size)
     longest = max(len(prompt) + budget for prompt, budget in zip(rows, budgets, strict=True))
     for name, model in (("target", target), ("draft", draft and draft.model)):
         context = model and getattr(model.config, "max_position_embeddings", None)
@@ -81,6 +84,21 @@ def check_models(
             raise ValueError(f"prompt and new tokens need {longest} positions, the {name}'s context has {context}")
         if model is not None and model.training:
             raise ValueError(f"the {name} is in training mode; call .eval() first")
+
+
+def check_settings(sampling: Sampling, controls: Controls) -> None:
+    """Raise ValueError for settings that are not of the whole call."""
+    for name, given, kind in (("sampling", sampling, Sampling), ("controls", controls, Controls)):
+        if not isinstance(given, kind):
+            others = "decode rows that need others in a call of their own, with their row_keys"
+            raise ValueError(f"{name} must be one speculative.{kind.__name__} for all rows; {others}")
+
+
+def check_processors(controls: Controls, prompt: Sequence[int], size: int, device: torch.device) -> None:
+    """Raise ValueError naming a processor with a state, tried on a ``prompt`` and ``size`` logits."""
+    if controls.processors:
+        logits = torch.linspace(-3.0, 3.0, size, device=device)[None]
+        controls.check_pure(torch.tensor([prompt], device=device), logits)
 
 
 def check_ids(eos: Sequence[int], biased: Sequence[int], size: int) -> None:

@@ -145,7 +145,6 @@ def test_without_the_bound_a_useless_draft_would_cost_more(monkeypatch):
     assert loss() > MAY_LOSE + 48 * SHARE
 
 
-
 def test_what_the_draft_must_read_again_is_paid():
     """After sixteen rounds without it: 1.1 − 1 for a round of one draft, and 16 · 0.5 or 16 · 0.05 for what it missed."""
     for read, chosen in ((0.5, 0), (0.05, 1), (0.0, 1)):

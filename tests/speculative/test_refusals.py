@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from speculative import Draft, Sampling, generate
+from speculative import Draft, Sampling, generate, stream
 from speculative.cache import UnsupportedModelError
 from speculative.metrics import total
 from tests.speculative.laws import decode
@@ -66,6 +66,9 @@ def test_the_whole_context_can_be_used(target, drafts):
         generate(target, Draft(short), [[1] * 60], max_new_tokens=5, num_draft_tokens=2)
 
 
+NEO = {"num_layers": 2, "num_heads": 4}
+
+
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_training_mode_is_refused(name):
     models = {"target": tiny(), "draft": tiny(seed=1)}
@@ -81,6 +84,7 @@ def test_training_mode_is_refused(name):
         ("gemma2", {"head_dim": 8}, "gemma2: .*sliding_attention.*cannot be rolled back"),
         ("qwen2", {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1}, "qwen2: .*rolled back"),
         ("mamba", {"state_size": 8}, "mamba: .*cannot be rolled back"),
+        ("gpt_neo", NEO | {"attention_types": [[["global", "local"], 1]]}, r"gpt_neo: layers of kind \['local'\] cannot be"),
     ],
 )
 def test_caches_that_cannot_roll_back_are_refused(target, kind, changes, message):
@@ -95,6 +99,33 @@ def test_caches_that_cannot_roll_back_are_refused(target, kind, changes, message
 def test_a_draft_vocabulary_out_of_order_is_refused(target, vocabulary):
     with pytest.raises(ValueError, match="sorted and without repeats"):
         Draft(target, torch.tensor(vocabulary))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "the draft would read id 47, its embedding has 30 rows: give the draft inputs"),
+        ({"inputs": torch.arange(48)}, "the draft would read id 47, its embedding has 30 rows"),
+        ({"inputs": torch.arange(40)}, "the draft reads 40 ids, the target writes 48"),
+        ({"inputs": torch.arange(48) % 30, "outputs": torch.tensor([1, 2, 48])}, "name row 48 of its head, which has 48"),
+    ],
+)
+def test_tables_that_do_not_fit_the_draft_are_refused(target, changes, message):
+    model = tiny(seed=1)
+    model.set_input_embeddings(torch.nn.Embedding(30, 32))
+    vocabulary = torch.arange(3) if "outputs" in changes else None
+    with pytest.raises(ValueError, match=message):
+        generate(target, Draft(model, vocabulary, **changes), [[1]], max_new_tokens=3)
+
+
+def test_tables_go_where_the_model_is():
+    placed = Draft(tiny().to("meta"), outputs=torch.arange(48), inputs=torch.arange(48)).placed()
+    assert (placed.outputs.device.type, placed.inputs.device.type, placed.vocabulary) == ("meta", "meta", None)
+
+
+def test_a_stream_refuses_before_it_is_read(target):
+    with pytest.raises(ValueError, match="at least one token"):
+        stream(target, None, [[]], max_new_tokens=3)
 
 
 def test_models_are_left_as_they_were(target, drafts):
@@ -122,21 +153,23 @@ def test_a_draft_of_another_vocabulary_size_is_refused(target, size):
         generate(target, Draft(tiny(vocabulary=size)), PROMPTS, max_new_tokens=8, num_draft_tokens=3)
 
 
+def test_attention_by_places_in_the_cache_is_exact():
+    model = tiny("gpt_neo", **NEO, attention_types=[[["global"], 2]])
+    done = generate(model, perturbed(model, 0.02), PROMPTS, max_new_tokens=16)
+    assert done.tokens == [transformers_greedy(model, prompt, 16) for prompt in PROMPTS]
+    assert total(done.acceptance).accepted > 0
+
+
 @pytest.mark.parametrize(
-    ("kind", "changes"),
+    ("kind", "changes", "message"),
     [
-        ("gpt_neo", {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 4, "num_heads": 4}),
-        ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}),
-        ("rwkv", {"attention_hidden_size": 32}),
+        ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}, "mpt: "),
+        ("rwkv", {"attention_hidden_size": 32}, "rwkv: its cache cannot be used"),
     ],
 )
-def test_other_attention_is_refused_or_exact(kind, changes):
-    model = tiny(kind, **changes)
-    try:
-        done = generate(model, None, PROMPTS, max_new_tokens=16).tokens
-    except UnsupportedModelError:
-        return
-    assert done == [transformers_greedy(model, prompt, 16) for prompt in PROMPTS]
+def test_attention_that_cannot_be_fed_in_pieces_is_found_by_trying(kind, changes, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        generate(tiny(kind, **changes), None, PROMPTS, max_new_tokens=16)
 
 
 def test_a_draft_on_another_device_is_refused(target):
