@@ -59,13 +59,14 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         module = _Generator(model, folder, context, eos_token_ids(model, tokenizer))
         trainer.predict(context.config.trainer, folder, module, waiting)
     seconds = time.perf_counter() - started
-    responses = list(read_shards(folder))
-    tokens = sum(len(response.tokens) for response in responses)
+    count = tokens = stopped = 0
+    for response in read_shards(folder):
+        count, tokens, stopped = count + 1, tokens + len(response.tokens), stopped + response.stopped
     details = {
-        "responses": len(responses),
+        "responses": count,
         "response_tokens": tokens,
         "prompts_truncated": truncated,
-        "stopped_by_themselves": sum(response.stopped for response in responses),
+        "stopped_by_themselves": stopped,
         "shards_written": len(waiting),
         "tokens_per_second": tokens * len(waiting) / max(len(work), 1) / max(seconds, 1e-9),
     }
