@@ -93,6 +93,7 @@ def _requests(
     corpus: Path, tokenizer: PreTrainedTokenizerBase, config: Generate, system_prompt: str | None
 ) -> tuple[list[Request], int]:
     requests: list[Request] = []
+    known: dict[int, int] = {}  # one object for equal ids
     truncated = 0
     for split in ("train", "validation", "test"):
         for place, prompt in enumerate(read_split(corpus / f"{split}.parquet")):
@@ -100,9 +101,10 @@ def _requests(
             if len(ids) > config.max_prompt_tokens:
                 truncated += 1
                 ids = ids[-config.max_prompt_tokens :]
+            shared = tuple(map(known.setdefault, ids, ids))
             temperatures = [_share(place, config)] if split == "train" else config.temperatures
             for temperature in temperatures:
-                requests.append(Request(len(requests), split, prompt.id, prompt.kind, temperature, tuple(ids)))
+                requests.append(Request(len(requests), split, prompt.id, prompt.kind, temperature, shared))
     return requests, truncated
 
 
