@@ -59,13 +59,14 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         module = _Generator(model, folder, context, eos_token_ids(model, tokenizer))
         trainer.predict(context.config.trainer, folder, module, waiting)
     seconds = time.perf_counter() - started
-    responses = list(read_shards(folder))
-    tokens = sum(len(response.tokens) for response in responses)
+    count = tokens = stopped = 0
+    for response in read_shards(folder):
+        count, tokens, stopped = count + 1, tokens + len(response.tokens), stopped + response.stopped
     details = {
-        "responses": len(responses),
+        "responses": count,
         "response_tokens": tokens,
         "prompts_truncated": truncated,
-        "stopped_by_themselves": sum(response.stopped for response in responses),
+        "stopped_by_themselves": stopped,
         "shards_written": len(waiting),
         "tokens_per_second": tokens * len(waiting) / max(len(work), 1) / max(seconds, 1e-9),
     }
@@ -92,6 +93,7 @@ def _requests(
     corpus: Path, tokenizer: PreTrainedTokenizerBase, config: Generate, system_prompt: str | None
 ) -> tuple[list[Request], int]:
     requests: list[Request] = []
+    known: dict[int, int] = {}  # one object for equal ids
     truncated = 0
     for split in ("train", "validation", "test"):
         for place, prompt in enumerate(read_split(corpus / f"{split}.parquet")):
@@ -99,9 +101,10 @@ def _requests(
             if len(ids) > config.max_prompt_tokens:
                 truncated += 1
                 ids = ids[-config.max_prompt_tokens :]
+            shared = tuple(map(known.setdefault, ids, ids))
             temperatures = [_share(place, config)] if split == "train" else config.temperatures
             for temperature in temperatures:
-                requests.append(Request(len(requests), split, prompt.id, prompt.kind, temperature, tuple(ids)))
+                requests.append(Request(len(requests), split, prompt.id, prompt.kind, temperature, shared))
     return requests, truncated
 
 

@@ -9,9 +9,9 @@ import speculative
 from data.responses import Request, Response
 from data.states import States, write_states
 from pipeline import generate
+from pipeline.coding import kept_states
 from pipeline.errors import PipelineError
 from pipeline.forward import forward
-from pipeline.logits import _states
 from pipeline.teacher import known
 from tests.pipeline.conftest import SMOKE, digest, only
 from tests.speculative.tiny import tiny
@@ -66,7 +66,7 @@ def test_states_are_used_only_where_the_head_makes_the_logits(smoke, keep, scale
     context = SimpleNamespace(
         config=SimpleNamespace(generate=SimpleNamespace(keep_states=keep)), parent=lambda stage: SimpleNamespace(folder=folder)
     )
-    assert (_states(context, model) is not None) is kept
+    assert (kept_states(context, model) is not None) is kept
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
