@@ -16,7 +16,7 @@ from tests.pipeline.test_medusa_run import newest
 
 def test_medusa_heads_are_refused_by_name():
     check(composed("draft=medusa", "codec=hidden"))
-    with pytest.raises(PipelineError, match="decoding.compile=True: Medusa heads read states"):
+    with pytest.raises(PipelineError, match=r"decoding\.compile=True: Medusa heads read states"):
         check(composed("draft=medusa", "codec=hidden", "decoding.compile=true"))
 
 

@@ -123,7 +123,9 @@ def test_prompts_that_do_not_fit_the_context_are_passed_over(monkeypatch, tmp_pa
 def test_where_no_prompt_fits_that_is_said(monkeypatch):
     monkeypatch.setattr(drafter_prompts, "_code", lambda context: [])
     answers = [Response(Request(0, "test", "p", "user", 0.0, (5,) * 10), (1,), False)]
-    with pytest.raises(PipelineError, match=r"drafters\.path=None: no prompt has 9 tokens or fewer; name a file of shorter ones"):
+    with pytest.raises(
+        PipelineError, match=r"drafters\.path=None: no prompt has 9 tokens or fewer; name a file of shorter ones"
+    ):
         gather(context(), answers, 9)
 
 
