@@ -4,6 +4,7 @@ import ast
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -258,11 +259,13 @@ def test_a_destination_that_cannot_be_written_is_refused_ahead(tmp_path):
 def test_an_export_that_was_taken_away_is_made_again(tmp_path):
     context = finished(tmp_path, path=str(tmp_path / "out"))
     manifest = stage_folder(context) / MANIFEST
-    manifest.write_text("{}")
+    manifest.write_text('{"draft": "of the draft"}')
     export.look_ahead(context, stage_folder(context))
     assert not manifest.exists()
-    manifest.write_text("{}")
+    manifest.write_text('{"draft": "of the draft"}')
     (tmp_path / "out").mkdir()
+    made_by = {"stages": {"export": stage_folder(context).name}, "draft_sha256": "of the draft"}
+    (tmp_path / "out" / "provenance.json").write_text(json.dumps(made_by))
     export.look_ahead(context, stage_folder(context))  # made by this very result, so it is no stranger
     assert manifest.exists()
 
@@ -276,6 +279,15 @@ def test_a_target_without_template_and_special_tokens_is_exported(tmp_path, monk
     place = stage_folder(context) / "draft"
     assert AutoTokenizer.from_pretrained(place).chat_template is None
     assert json.loads((place / "generation_config.json").read_text())["eos_token_id"] == 1
+
+
+@pytest.mark.parametrize(("stated", "written"), [(0, 0), ([0, 1], [0, 1]), (None, None)])
+def test_an_end_of_id_zero_is_an_end(tmp_path, monkeypatch, stated, written):
+    context = finished(tmp_path)
+    known = SimpleNamespace(eos_token_id=stated if isinstance(stated, int) else None, bos_token_id=None, pad_token_id=None)
+    monkeypatch.setattr(type(context.target), "tokenizer", lambda _: known)
+    (context.target.folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stated}))
+    assert export._endings(context).eos_token_id == written
 
 
 def test_every_end_of_the_target_travels_and_nothing_of_its_sampling(tmp_path, monkeypatch):
