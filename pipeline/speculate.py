@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from data.responses import Response, read_shards
 from pipeline import draft as drafts
-from pipeline import heads, held_out, lossless, plan, proposer, race, trainer, trees
+from pipeline import heads, held_out, lossless, plan, price, proposer, race, trainer, trees
 from pipeline.calibrate import costs_of, sampling_of, suffix, tree_costs_of
 from pipeline.config import Drafting, Stage
 from pipeline.context import Context
@@ -84,6 +84,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         entry = details["by_temperature"][f"{temperature:g}"]
         if "tree" in measured:
             measured["tree"] = entry["tree"] | measured["tree"]
+        if "stock" in measured:
+            measured["stock"] = _price(context, measured["stock"], entry, temperature)
         entry |= measured
         metrics |= {f"{name}{suffix(temperature, config)}": value for name, value in race.metrics(measured).items()}
     return metrics, details
@@ -139,6 +141,20 @@ def _tree(
     named = {"nodes": choice.tree.size, "depth": choice.tree.depth, "ratio_predicted": choice.predicted}
     end = suffix(temperature, config)
     return choice.tree, entry, {f"tree/{name}{end}": value for name, value in named.items()}
+
+
+def _price(context: Context, stock: dict[str, float], entry: dict[str, Any], temperature: float) -> dict[str, Any]:
+    """What the expanded draft does in transformers, the trimmed one's cost here, and what a whole vocabulary would do."""
+    distilled, rows = context.parent(Stage.distil).details, context.target.vocabulary_size
+    found = price.beside(stock, costs_of(context.parent(Stage.calibrate).details, temperature))
+    shape = drafts.Shape(**distilled["shape"])
+    if shape.vocabulary == rows:
+        return found
+    length, overlap = entry["draft_tokens"], entry["after"]["acceptance"]
+    whole = price.whole_vocabulary(
+        shape, rows, distilled["vocabulary_coverage"], overlap, length, context.dtype.itemsize
+    )
+    return found | {"whole_vocabulary": whole}
 
 
 def _agreements(
