@@ -222,6 +222,6 @@ def _prove(context: Context, trained: Draft, folder: Path, held_out: list[Respon
         if form == "gguf":
             rounded = Draft(copy.deepcopy(trained.model), trained.vocabulary)
             gguf_model.round_weights(rounded.model, export.gguf_type)
-        likeness[form] = parity.compare(answers, form, trained, rounded, order["texts"])
+        likeness[form] = parity.compare(answers, form, trained, rounded, order)
         parity.require(likeness[form], form, answers["forms"][form]["misplaced"])
     return likeness
