@@ -56,13 +56,20 @@ def measure(
         p = probabilities(logits, sampling)
         scale = 1.0 if sampling.greedy else sampling.temperature
         for place, draft in enumerate(drafts):
-            guess = draft.model(input_ids=ids, logits_to_keep=keep, use_cache=False).logits[0, :-1].float()
+            guess = guesses(draft, ids, keep).float()
             acceptance[place].append(overlap(p, probabilities(guess, sampling), draft.vocabulary).tolist())
             measured = agreement(logits / scale, guess / scale, draft.vocabulary)
             for name in sums[place]:
                 sums[place][name] += float(getattr(measured, name).double().sum())
     positions = sum(len(response.tokens) for response in responses)
     return [HeldOut(a, s, positions, [[] for _ in responses]) for a, s in zip(acceptance, sums, strict=True)]
+
+
+def guesses(draft: Draft, ids: Tensor, keep: int) -> Tensor:
+    """The draft's logits (keep − 1, D) for the last ``keep`` − 1 of the target's ``ids`` (1, N)."""
+    read = ids if draft.inputs is None else draft.inputs.to(ids.device)[ids]
+    logits = draft.model(input_ids=read, logits_to_keep=keep, use_cache=False).logits[0, :-1]
+    return logits if draft.outputs is None else logits[:, draft.outputs.to(ids.device)]
 
 
 def overlap(p: Tensor, q: Tensor, vocabulary: Tensor | None) -> Tensor:

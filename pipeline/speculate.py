@@ -182,14 +182,18 @@ def _in_float32(context: Context, target: PreTrainedModel, draft: Proposer) -> t
 def _helpers(context: Context, trained: Path, responses: list[Response]) -> list[PreTrainedModel | None]:
     """What transformers decodes with as a baseline: nothing, and a draft model as its assisted generation takes it.
 
-    That is float32, a logit for each row of the target's head. It has no decoding with Medusa heads.
+    That is float32, a logit for each row of the target's head. It has no decoding with Medusa heads, and with another
+    tokenizer another algorithm.
     """
     if not context.config.decoding.baselines:
         return []
     if context.config.draft.kind is Drafting.medusa:
         return [None]
+    draft = drafts.load(trained, torch.float32)
+    if draft.inputs is not None:
+        return [None]
     texts = ([*r.request.prompt, *r.tokens] for r in responses if r.request.split == "validation" and r.tokens)
-    return [None, expand(drafts.load(trained, torch.float32), texts, context.target.vocabulary_size).model]
+    return [None, expand(draft, texts, context.target.vocabulary_size).model]
 
 
 def _alignment_metrics(agreements: list[held_out.HeldOut], end: str) -> dict[str, float]:

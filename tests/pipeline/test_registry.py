@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import export, registry, tracking
 from pipeline.check import check
-from pipeline.config import Config, Export, Stage, Target, Tracking
+from pipeline.config import Config, Export, Stage, Target, Tracking, Verification
 from pipeline.errors import PipelineError
 from pipeline.registry import ALIAS, CONDITIONS, SPEEDS, beats
 from tests.pipeline.exported import Child, finished, in_this_process, stage_folder
@@ -76,7 +76,7 @@ def test_a_draft_that_the_gate_would_have_refused_never_leads(run, tmp_path):
     assert holder(run, "refused") == 2
 
 
-@pytest.mark.parametrize("what", ["texts", "decoding", "format", "target"])
+@pytest.mark.parametrize("what", ["texts", "decoding", "verification", "format", "target"])
 def test_drafts_measured_under_other_conditions_are_not_compared(tmp_path, what):
     context = context_of(tmp_path, [0.5], "x")
     before = registry.conditions(context)
@@ -84,6 +84,9 @@ def test_drafts_measured_under_other_conditions_are_not_compared(tmp_path, what)
         context.artifacts[Stage.generate] = replace(context.parent(Stage.generate), fingerprint="f" * 16)
     elif what == "decoding":
         decoding = replace(context.config.decoding, top_p=0.9)
+        context.config = replace(context.config, decoding=decoding)
+    elif what == "verification":
+        decoding = replace(context.config.decoding, verification=Verification.match)
         context.config = replace(context.config, decoding=decoding)
     elif what == "format":
         context.__dict__["dtype"] = "torch.bfloat16"
