@@ -26,6 +26,7 @@ PACKAGES = ("draftsmith", "torch", "transformers", "lightning", "datasets", "mlf
 PRIVATE = ("paths.", "tracking.", "hydra.", "target.system_prompt")  # keys whose values are never written down
 PLAIN = re.compile(r"[\w.,+\-\[\] ]*")
 MODEL, HEADS = "A small model that", "A set of heads on the target's last hidden state, which"
+HEADS_ALONE, WIDE = "no other reads these files", "an engine that lists a logit for every token pays more for a draft step"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -74,7 +75,7 @@ each engine.
 {"" if heads else _stock(entries)}## Limits
 
 - Figures hold for prompts like those of the run and for this machine; other domains agree less, other machines pay otherwise.
-- The time ratio is that of Draftsmith's own engine; an engine that lists a logit for every token pays more for a draft step.
+- The time ratio is that of Draftsmith's own engine; {HEADS_ALONE if heads else WIDE}.
 {_vocabulary_text(context, excluded)}"""
 
 

@@ -147,14 +147,11 @@ def _price(context: Context, stock: dict[str, float], entry: dict[str, Any], tem
     """What the expanded draft does in transformers, the trimmed one's cost here, and what a whole vocabulary would do."""
     distilled, rows = context.parent(Stage.distil).details, context.target.vocabulary_size
     found = price.beside(stock, costs_of(context.parent(Stage.calibrate).details, temperature))
-    shape = drafts.Shape(**distilled["shape"])
-    if shape.vocabulary == rows:
+    shape, coverage = drafts.Shape(**distilled["shape"]), distilled["vocabulary_coverage"]
+    if coverage == 1:
         return found
     length, overlap = entry["draft_tokens"], entry["after"]["acceptance"]
-    whole = price.whole_vocabulary(
-        shape, rows, distilled["vocabulary_coverage"], overlap, length, context.dtype.itemsize
-    )
-    return found | {"whole_vocabulary": whole}
+    return found | {"whole_vocabulary": price.whole_vocabulary(shape, rows, coverage, overlap, length, context.dtype.itemsize)}
 
 
 def _agreements(

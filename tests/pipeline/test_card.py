@@ -72,6 +72,8 @@ def test_heads_have_no_rows_that_push_logits_down(tmp_path, vocabulary, said):
     assert said in text
     assert "far below" not in text
     assert "stock engine" not in text
+    assert "pays more for a draft step" not in text
+    assert "no other reads these files" in text
 
 
 @pytest.mark.parametrize(
