@@ -1,10 +1,14 @@
 """transformers' own ``generate``, alone or assisted, as baseline: as many tokens, the best settings.
 
 Assistance runs at our K with a constant schedule and no confidence stop: its defaults draft 20 tokens and are slower.
+It tells nothing of its rounds, so forwards are counted and timed from outside: each forward of the target is a round, each of
+the assistant a drafted token.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -14,10 +18,34 @@ from speculative import Sampling
 
 @dataclass(frozen=True)
 class Decoded:
-    """The new ids of one prompt and the wall seconds of the call."""
+    """The new ids of one prompt, the wall seconds of the call, and those of each forward of the target and of the assistant."""
 
     tokens: list[int]
     seconds: float
+    target_forwards: list[float]
+    draft_forwards: list[float] = field(default_factory=list)
+
+
+@contextmanager
+def timed(model: PreTrainedModel) -> Iterator[list[float]]:
+    """The seconds of every forward of ``model`` inside, in order."""
+    found: list[float] = []
+    begun: list[float] = []
+    hooks = [
+        model.register_forward_pre_hook(lambda *_: begun.append(_now(model))),
+        model.register_forward_hook(lambda *_: found.append(_now(model) - begun.pop())),
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _now(model: PreTrainedModel) -> float:
+    if model.device.type != "cpu":
+        torch.accelerator.synchronize(model.device)  # an accelerator answers before it is done
+    return time.perf_counter()
 
 
 def decode(
@@ -51,8 +79,9 @@ def decode(
     try:
         for ending in endings:
             ending.eos_token_id = None
-        with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        with torch.inference_mode(), torch.random.fork_rng(devices=[]), ExitStack() as clocks:
             torch.manual_seed(seed)
+            forwards = [clocks.enter_context(timed(model)) for model in (target, assistant) if model is not None]
             helper = {} if assistant is None else {"assistant_model": assistant}
             output = target.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **helper)
     finally:
@@ -62,4 +91,4 @@ def decode(
     written = output[0, len(prompt) :].tolist()
     if len(written) != new_tokens:
         raise RuntimeError(f"transformers wrote {len(written)} tokens where {new_tokens} were asked for")
-    return Decoded(written, seconds)
+    return Decoded(written, seconds, *forwards)

@@ -51,10 +51,10 @@ here could read such files to prove them, so none are written.
 """
 
 
-def write(context: Context, heads: MedusaHeads, evidence: dict[str, Any], length: int, run_id: str, folder: Path) -> None:
+def write(context: Context, heads: MedusaHeads, evidence: dict[str, Any], length: int, folder: Path) -> None:
     """Fill ``folder``; K = ``length`` is what was measured."""
     medusa.save(heads, folder, context.target.fingerprint)
-    (folder / "README.md").write_text(card.model_card(context, 0.0), encoding="utf-8")
+    (folder / "README.md").write_text(card.model_card(context, None), encoding="utf-8")
     loss = lossy.of(context.parent(Stage.speculate).details["by_temperature"])
     said = (
         f"\nThis call is exact. What was measured at temperature {', '.join(loss)} is lossy (see README.md).\n" if loss else ""
@@ -62,7 +62,6 @@ def write(context: Context, heads: MedusaHeads, evidence: dict[str, Any], length
     text = SERVE.format(fingerprint=context.target.fingerprint, length=length, lossy=said)
     (folder / "serve.md").write_text(text, encoding="utf-8")
     write_json(folder / "gate.json", evidence)
-    write_json(folder / "provenance.json", card.provenance(context, run_id))
 
 
 def prove(context: Context, heads: MedusaHeads, folder: Path, prompts: Sequence[Sequence[int]]) -> dict[str, bool]:

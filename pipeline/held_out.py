@@ -72,8 +72,7 @@ def measure(
         p = probabilities(logits, sampling)
         scale = 1.0 if sampling.greedy else sampling.temperature
         for place, draft in enumerate(drafts):
-            guess = draft.model(input_ids=text, logits_to_keep=keep, use_cache=False).logits[0, :-1].float()
-            guess = guess if draft.outputs is None else guess[:, draft.outputs]
+            guess = guesses(draft, text, keep).float()
             chances, loss = judged(p, probabilities(guess, sampling), draft.vocabulary, typical)
             acceptance[place].append(chances.tolist())
             losses[place].append(loss)
@@ -101,6 +100,13 @@ def judged(p: Tensor, q: Tensor, vocabulary: Tensor | None, typical: Typical | N
 def mean_loss(loss: Tensor) -> dict[str, float]:
     """Means of what ``judged`` found at all positions, (N, DISTANCES) or (N, 0)."""
     return dict(zip(DISTANCES, loss.double().mean(0).tolist(), strict=False))
+
+
+def guesses(draft: Draft, ids: Tensor, keep: int) -> Tensor:
+    """The draft's logits (keep − 1, D) for the last ``keep`` − 1 of the target's ``ids`` (1, N)."""
+    read = ids if draft.inputs is None else draft.inputs.to(ids.device)[ids]
+    logits = draft.model(input_ids=read, logits_to_keep=keep, use_cache=False).logits[0, :-1]
+    return logits if draft.outputs is None else logits[:, draft.outputs.to(ids.device)]
 
 
 def overlap(p: Tensor, q: Tensor, vocabulary: Tensor | None) -> Tensor:

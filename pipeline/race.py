@@ -12,7 +12,7 @@ import lightning as L
 from transformers import PreTrainedModel
 
 import speculative
-from pipeline import baselines, lossy
+from pipeline import baselines, lossy, price
 from pipeline.plan import Heat
 from pipeline.statistics import median_interval
 from speculative import Draft, MedusaHeads, Tree
@@ -75,7 +75,11 @@ class Race(L.LightningModule):
         for helper in self.helpers:
             options = (self.target, list(request.prompt), heat.new_tokens, heat.sampling, self.seed)
             name = "transformers" if helper is None else "assisted"
-            row[f"{name}_seconds"] = baselines.decode(*options, helper, heat.draft_tokens).seconds
+            theirs = baselines.decode(*options, helper, heat.draft_tokens)
+            row[f"{name}_seconds"] = theirs.seconds
+            row[f"{name}_forwards"] = theirs.target_forwards
+            if helper is not None:
+                row["drafting_forwards"] = theirs.draft_forwards
         if self.rule["typical"] is not None and not heat.sampling.greedy:
             row["excess"] = lossy.measured(self.target, request.prompt, texts, heat.sampling, self.rule["typical"])
         return row
@@ -132,11 +136,14 @@ def summary(rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
     for name in ("transformers", "assisted"):
         if f"{name}_seconds" in rows[0]:
             found[f"ratio_{name}"] = ratio(f"{name}_seconds", "speculative_seconds")
+    if any(row.get("drafting_forwards") for row in rows):
+        found["stock"] = price.measured(rows)
     new_tokens = sum(row["new_tokens"] for row in rows)
     found["plain_tokens_per_second"] = new_tokens / sum(row["plain_seconds"] for row in rows)
     found["speculative_tokens_per_second"] = new_tokens / sum(row["speculative_seconds"] for row in rows)
     found["phases"] = {key: sum(row["phases"][key] for row in rows) for key in rows[0]["phases"]}
-    columns = [key for key in rows[0] if key not in ("acceptance", "tree_acceptance", "phases", "excess")]
+    long = ("acceptance", "tree_acceptance", "phases", "excess")
+    columns = [key for key in rows[0] if key not in long and not key.endswith("_forwards")]
     found["prompts"] = [
         {**{key: row[key] for key in columns}, "tokens_per_round": row["acceptance"].tokens_per_round} for row in rows
     ]
@@ -165,5 +172,7 @@ def metrics(measured: dict[str, Any]) -> dict[str, float]:
             "tree/ratio_decoding": tree["ratio_decoding"]["median"],
             "tree/ratio_chain": tree["ratio_chain"]["median"],
         }
+    if "stock" in measured:
+        named |= {f"stock/{name}": measured["stock"][name] for name in ("acceptance_rate", "tokens_per_round", "draft_step")}
     others = [name for name in ("ratio_transformers", "ratio_assisted") if name in measured]
     return named | {f"speed/{name}": measured[name]["median"] for name in others}

@@ -71,6 +71,7 @@ def conditions(context: Context) -> str:
             "target": context.target.fingerprint,
             "texts": context.parent(Stage.generate).fingerprint,
             "decoding": {key: getattr(decoding, key) for key in ("temperatures", "top_k", "top_p", "min_p", "max_new_tokens")},
+            "verification": decoding.verification.name,
             "machine": machine(),
             "precision": str(context.dtype),
         }

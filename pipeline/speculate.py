@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from data.responses import Response, read_shards
 from pipeline import draft as drafts
-from pipeline import heads, held_out, lossless, lossy, plan, proposer, race, ready, trainer, trees
+from pipeline import heads, held_out, lossless, lossy, plan, price, proposer, race, ready, trainer, trees
 from pipeline.calibrate import costs_of, sampling_of, suffix, tree_costs_of
 from pipeline.config import Drafting, Stage
 from pipeline.context import Context
@@ -88,6 +88,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         for part in ("tree", lossy.LABEL):
             if part in measured:
                 measured[part] = entry[part] | measured[part]
+        if "stock" in measured:
+            measured["stock"] = _price(context, measured["stock"], entry, temperature)
         entry |= measured
         end = suffix(temperature, config)
         metrics |= {f"{name}{end}{lossy.ending(config, temperature)}": v for name, v in race.metrics(measured).items()}
@@ -157,6 +159,17 @@ def _tree(
     return choice.tree, entry, {f"tree/{name}{end}": value for name, value in named.items()}
 
 
+def _price(context: Context, stock: dict[str, float], entry: dict[str, Any], temperature: float) -> dict[str, Any]:
+    """What the expanded draft does in transformers, the trimmed one's cost here, and what a whole vocabulary would do."""
+    distilled, rows = context.parent(Stage.distil).details, context.target.vocabulary_size
+    found = price.beside(stock, costs_of(context.parent(Stage.calibrate).details, temperature))
+    shape, coverage = drafts.Shape(**distilled["shape"]), distilled["vocabulary_coverage"]
+    if coverage == 1:
+        return found
+    length, overlap = entry["draft_tokens"], entry["after"]["acceptance"]
+    return found | {"whole_vocabulary": price.whole_vocabulary(shape, rows, coverage, overlap, length, context.dtype.itemsize)}
+
+
 def _agreements(
     target: PreTrainedModel,
     proposers: Sequence[Proposer],
@@ -182,14 +195,18 @@ def _in_float32(context: Context, target: PreTrainedModel, draft: Proposer) -> t
 def _helpers(context: Context, trained: Path, responses: list[Response]) -> list[PreTrainedModel | None]:
     """What transformers decodes with as a baseline: nothing, and a draft model as its assisted generation takes it.
 
-    That is float32, a logit for each row of the target's head. It has no decoding with Medusa heads.
+    That is float32, a logit for each row of the target's head. It has no decoding with Medusa heads, and with another
+    tokenizer another algorithm.
     """
     if not context.config.decoding.baselines:
         return []
     if context.config.draft.kind is Drafting.medusa:
         return [None]
+    draft = drafts.load(trained, torch.float32)
+    if draft.inputs is not None:
+        return [None]
     texts = ([*r.request.prompt, *r.tokens] for r in responses if r.request.split == "validation" and r.tokens)
-    return [None, expand(drafts.load(trained, torch.float32), texts, context.target.vocabulary_size).model]
+    return [None, expand(draft, texts, context.target.vocabulary_size).model]
 
 
 def _measures(held: held_out.HeldOut) -> dict[str, float]:

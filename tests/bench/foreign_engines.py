@@ -12,6 +12,7 @@ time ÷ its time with the draft, whole calls, greedy. An engine that fails is li
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -87,12 +88,17 @@ class Racer:
             raise StepError(f"exit code {self.process.wait()}: {last_words(self.log)}")
         return json.loads(line)
 
-    def stop(self) -> None:
-        """End the engine's process."""
+    def stop(self, patience: float = 30) -> None:
+        """End the engine's process: by the end of its input, or by force after ``patience`` seconds."""
         if self.process is not None:
             assert self.process.stdin is not None
-            self.process.stdin.close()
-            self.process.wait(30)
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+            try:
+                self.process.wait(patience)
+            except subprocess.TimeoutExpired:  # the others are still to be ended
+                self.process.kill()
+                self.process.wait()
 
 
 def race(racers: list[Racer], prompts: Sequence[list[int]], new_tokens: int, errors: dict[str, str]) -> list[Racer]:

@@ -89,7 +89,7 @@ def test_a_draft_measured_with_a_lossy_rule_never_leads(run, tmp_path):
     assert run.client.get_model_version("lossy", "1").tags["lossy"].startswith("typical acceptance")
 
 
-@pytest.mark.parametrize("what", ["texts", "decoding", "format", "target"])
+@pytest.mark.parametrize("what", ["texts", "decoding", "verification", "format", "target"])
 def test_drafts_measured_under_other_conditions_are_not_compared(tmp_path, what):
     context = context_of(tmp_path, [0.5], "x")
     before = registry.conditions(context)
@@ -97,6 +97,9 @@ def test_drafts_measured_under_other_conditions_are_not_compared(tmp_path, what)
         context.artifacts[Stage.generate] = replace(context.parent(Stage.generate), fingerprint="f" * 16)
     elif what == "decoding":
         decoding = replace(context.config.decoding, top_p=0.9)
+        context.config = replace(context.config, decoding=decoding)
+    elif what == "verification":
+        decoding = replace(context.config.decoding, verification=Verification.match)
         context.config = replace(context.config, decoding=decoding)
     elif what == "format":
         context.__dict__["dtype"] = "torch.bfloat16"
