@@ -47,7 +47,7 @@ def details(work, stage):
 
 def test_a_twin_of_the_target_agrees_with_it_everywhere(tmp_path, attempt, brought, pair, monkeypatch):
     work = tmp_path / "work"
-    monkeypatch.setattr(speculate, "_recommend", lambda *_: pytest.fail("K is given, no text need be read for it"))
+    monkeypatch.setattr(speculate, "best_length", lambda *_: pytest.fail("K is given, no text need be read for it"))
     code, stderr = attempt(*brought("twin", "decoding.draft_tokens=2"), work=work)
     assert code == 0, stderr
     stages = {path.name for path in (work / "artifacts").iterdir()}
