@@ -11,6 +11,7 @@ import torch
 
 from tests.pipeline.conftest import SMOKE, begin, copy_work, digest, forked, only
 from tests.pipeline.conftest import wait_for as wait
+from tests.pipeline.stores import place
 from tests.pipeline.test_tracking import runs_of
 
 STAGES = ("corpus", "generate", "logits", "distil")
@@ -40,10 +41,10 @@ def settings(prompts) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(settings, tmp_path_factory) -> tuple[Path, Path, dict[str, Killed], str]:
+def runs(settings, store, tmp_path_factory) -> tuple[Path, Path, dict[str, Killed], str]:
     """The folder of an undisturbed run, of one killed in three stages, what each kill left, and what the last run said."""
     root = tmp_path_factory.mktemp("resume")
-    calm, killed = root / "calm", root / "killed"
+    calm, killed = (place(store, root / name) for name in ("calm", "killed"))
     undisturbed = begin(*settings, work=calm, output=root / "calm.txt")
     left = {}
     try:

@@ -17,6 +17,7 @@ from hydra.experimental.callback import Callback
 from pipeline import flow, tracking
 from pipeline.config import Stage, Tracking
 from tests.pipeline.conftest import SMOKE, begin, forked, start, wait_for
+from tests.pipeline.stores import place
 from tests.pipeline.test_tracking import runs_of
 
 PARENT = "mlflow.parentRunId"
@@ -39,9 +40,9 @@ def settings(prompts) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def swept(settings, tmp_path_factory):
+def swept(settings, store, tmp_path_factory):
     """Three jobs, the second of which cannot run."""
-    return forked(*settings, "generate.max_new_tokens=4,0,5", work=tmp_path_factory.mktemp("sweep") / "work")
+    return forked(*settings, "generate.max_new_tokens=4,0,5", work=place(store, tmp_path_factory.mktemp("sweep") / "work"))
 
 
 def family(work: Path) -> tuple[list, dict[str, list], dict[str, list]]:
@@ -171,11 +172,11 @@ def test_jobs_return_the_measured_ratio_and_share_cache_and_calibration(work, at
 
 
 @pytest.fixture(scope="module")
-def killed(settings, tmp_path_factory) -> tuple[Path, list[str]]:
+def killed(settings, store, tmp_path_factory) -> tuple[Path, list[str]]:
     """A sweep killed without warning in its second job, after the first had finished."""
     root = tmp_path_factory.mktemp("killed")
     command = [*settings, "generate.batch_size=1", "generate.max_new_tokens=2,60"]
-    process = begin(*command, work=root / "work", output=root / "said")
+    process = begin(*command, work=place(store, root / "work"), output=root / "said")
     generated = root / "work/artifacts/generate"
     wait_for(lambda: len({path.parent for path in generated.glob("*/shard-*.parquet")}) == 2, process)
     os.killpg(process.pid, signal.SIGKILL)
