@@ -110,6 +110,7 @@ def test_prompts_that_do_not_fit_the_context_are_passed_over(monkeypatch, tmp_pa
     """Chat prompts of 4 … 12 tokens, of which 4 … 9 fit; code keeps its last nine."""
     code = "def f(): return 12345"
     monkeypatch.setattr(drafter_prompts, "_code", lambda context: [code])
+    monkeypatch.setattr(drafter_prompts, "prompt_ids", lambda tokenizer, text, system: [7] * len(text))
     answers = [Response(Request(n, "test", f"p{n}", "user", 0.0, (5,) * n), (1,), False) for n in range(12, 3, -1)]
     path = tmp_path / "bench.jsonl"
     path.write_text("".join(json.dumps({"turns": [text], "category": "qa"}) + "\n" for text in ("short", "much too long")))
@@ -123,7 +124,9 @@ def test_prompts_that_do_not_fit_the_context_are_passed_over(monkeypatch, tmp_pa
 def test_where_no_prompt_fits_that_is_said(monkeypatch):
     monkeypatch.setattr(drafter_prompts, "_code", lambda context: [])
     answers = [Response(Request(0, "test", "p", "user", 0.0, (5,) * 10), (1,), False)]
-    with pytest.raises(PipelineError, match=r"drafters\.path=None: no prompt has 9 tokens or fewer; name a file of shorter ones"):
+    with pytest.raises(
+        PipelineError, match=r"drafters\.path=None: no prompt has 9 tokens or fewer; name a file of shorter ones"
+    ):
         gather(context(), answers, 9)
 
 
