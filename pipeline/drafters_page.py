@@ -21,7 +21,7 @@ def render(title: str, where: str, command: str, details: dict[str, Any]) -> str
 def added(report: str, details: dict[str, Any]) -> str:
     """The page ``report`` with the tables at its end."""
     before, end, after = report.rpartition(END)
-    return before + _template("drafters_table.html").render(details=details) + end + after
+    return before + _template("drafters_table.html").render(details=details) + "\n" + end + after
 
 
 def _template(name: str) -> Template:

@@ -92,6 +92,7 @@ def test_the_table_has_a_line_for_each_way_and_a_column_for_each_kind():
         "compared": 2,
         "different": 0,
         "left_out": 3,
+        "foreign": "Beware.",
     }
     header, plain, drafted = comparison.table(entry)
     assert header == ["drafter", "set to", "memory added", "training", "chat (1)", "qa (1)", "all prompts (2)"]

@@ -110,6 +110,7 @@ def test_prompts_that_do_not_fit_the_context_are_passed_over(monkeypatch, tmp_pa
     """Chat prompts of 4 … 12 tokens, of which 4 … 9 fit; code keeps its last nine."""
     code = "def f(): return 12345"
     monkeypatch.setattr(drafter_prompts, "_code", lambda context: [code])
+    monkeypatch.setattr(drafter_prompts, "prompt_ids", lambda tokenizer, text, system: [7] * len(text))
     answers = [Response(Request(n, "test", f"p{n}", "user", 0.0, (5,) * n), (1,), False) for n in range(12, 3, -1)]
     path = tmp_path / "bench.jsonl"
     path.write_text("".join(json.dumps({"turns": [text], "category": "qa"}) + "\n" for text in ("short", "much too long")))

@@ -149,7 +149,7 @@ def test_the_measuring_tree_is_never_larger_than_a_tree_may_be(longest, depth, n
 
 
 def test_rates_are_those_of_rounds_counted_by_hand():
-    """Counted otherwise, for a tree of one level: one forward over the target's text tells the draft's best three anywhere."""
+    """An independent count for a tree of one level: one forward tells the draft's best three anywhere in the text."""
     target = tiny(dtype=torch.float64)
     draft, texts, kept, tried = perturbed(target), answers(tokens=24), [0, 0, 0], 0
     for text in texts:
