@@ -90,8 +90,8 @@ def execute(
         log.info("%s: finished before, skipped", run_name(overrides))
         return ratio
     with tracking.execution(config.tracking, work, run_name(overrides), tags, token) as run:
-        run.tags({"overrides": " ".join(overrides), "output": str(output)})
-        run.tags(lossy.tags(config.decoding) if set(config.stages) & set(DECODING) else {})
+        loss = lossy.tags(config.decoding) if set(config.stages) & set(DECODING) else {}
+        run.tags({"overrides": " ".join(overrides), "output": str(output), **loss})
         run.params(params)
         run.text(yaml.safe_dump(nested(params), sort_keys=False), "config.yaml")
         if token is not None:

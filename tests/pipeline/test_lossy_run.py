@@ -4,10 +4,9 @@ import json
 import math
 
 import pytest
-from mlflow.tracking import MlflowClient
-
 from tests.pipeline.conftest import SMOKE
 from tests.pipeline.test_medusa_run import newest
+from tests.pipeline.test_tracking import execution_and_stages, runs_of
 
 DECODED = ("speed/", "acceptance/", "tree/")
 OPTIONS = (SMOKE, "decoding.verification=typical", "decoding.tree=[2,1]", "decoding.baselines=false", "decoding.prompts=2")
@@ -41,16 +40,11 @@ def test_a_run_says_what_is_lossy_and_by_how_much(work, attempt, refused):
     assert "(lossy)" in (report / "report.html").read_text()
     assert json.loads((report / "record.json").read_text())["by_temperature"]["1"]["lossy"] == found
 
-    client = MlflowClient(f"sqlite:///{work / 'mlflow.db'}")
-    runs = client.search_runs(["1"], max_results=20)
-    newest_of = {}
-    for run in runs:
-        newest_of.setdefault(run.info.run_name, run)
+    execution, stages = execution_and_stages(runs_of(work)[1])
+    tags = {run.info.run_name: run.data.tags for run in stages}
     label = "typical acceptance (ε = 0.09, δ = 0.3) at temperature 1"
-    [execution] = [run for run in runs if "mlflow.parentRunId" not in run.data.tags][:1]
-    assert execution.data.tags["lossy"] == newest_of["speculate"].data.tags["lossy"] == label
-    assert newest_of["report"].data.tags["lossy"] == label
-    assert "lossy" not in newest_of["calibrate"].data.tags
+    assert execution.data.tags["lossy"] == tags["speculate"]["lossy"] == tags["report"]["lossy"] == label
+    assert "lossy" not in tags["calibrate"]
     assert execution.data.params["decoding.verification"] == "typical"
     assert not any(name in execution.data.metrics for name in ("speed/ratio_at_1", "tree/ratio_at_1"))
 

@@ -123,7 +123,7 @@ def committed(tables, tree, rule, steps=53):
 CHAINS = {
     "random 4 by 2": Tables(4, 2, 1),
     "random 5 by 2": Tables(5, 2, 2),
-    "random 3 by 3": Tables(3, 3, 11),
+    "random 3 by 3": Tables(3, 3, 42),
     "zeros in p": Tables(4, 3, 3, zeros_p=2),
     "zeros in q": Tables(4, 3, 4, zeros_q=2),
     "equal": Tables(4, 3, 5, kind="equal"),
@@ -135,7 +135,7 @@ CHAINS = {
 SHAPES = {
     "binary": Tree.of((2, 2)),
     "flat": Tree.of((3,)),
-    "narrowing": Tree.of((2, 1, 1)),
+    "narrowing": Tree.of((3, 1)),
     "uneven": Tree((0, 0, 1, 3)),
     "the second goes deeper": Tree((0, 0, 2, 3)),
 }
