@@ -46,7 +46,7 @@ def pair(monkeypatch):
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling()], ids=["greedy", "sampled"])
 def test_costs_are_those_of_rounds_with_all_their_drafts(pair, sampling):
-    *_, found = measure(pair.target, pair.draft, PROMPTS, sampling, 4)
+    *_, found = measure(pair.target, pair.draft, PROMPTS, sampling, 4, new_tokens=12)
     assert found.plain_seconds == pytest.approx(1.0)
     assert found.draft == pytest.approx(STEP)
     assert found.verify == pytest.approx([verifying(n) for n in range(1, 6)])

@@ -93,14 +93,14 @@ def test_a_draft_whose_ids_are_all_barred(target, drafts, how):
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_rows_that_have_ended_are_not_asked(target, count):
-    """One row of eight ends at once and stays in the batch; its text allows nothing more."""
+    """A row of eight ends at once and stays in the batch; its text allows nothing more."""
     first = generate(target, None, EIGHT, max_new_tokens=1).tokens
-    ends = first[0]
+    ends = next(row for row in first if row[0] not in {prompt[-1] for prompt in EIGHT})
 
     def until_the_end(ids, scores):
         return torch.full_like(scores, NOTHING) if ids[0, -1] in ends else scores
 
-    assert [row for row in first if row[0] in ends] != first
+    assert 0 < sum(row == ends for row in first) <= 2  # so few that they stay
     options = {"max_new_tokens": 8, "controls": Controls(processors=[until_the_end]), "eos_token_ids": ends}
     done = generate(target, Draft(target) if count else None, EIGHT, num_draft_tokens=count, **options)
     assert done.tokens == alone(target, EIGHT, **options)

@@ -1,4 +1,4 @@
-"""A row's text depends on its prompt, budget, key and seed alone: neither on its neighbours nor on their number."""
+"""A row's text depends on its prompt, its budget, its key and the seed; not on its neighbours, nor on how many there are."""
 
 import pytest
 
