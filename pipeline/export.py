@@ -181,9 +181,7 @@ def _vocabulary(context: Context) -> Vocabulary | None:
     return gguf_vocabulary.padded(found, context.target.vocabulary_size)
 
 
-def _write(
-    context: Context, expansion: Expansion, excluded: card.Excluded, evidence: dict[str, Any], folder: Path
-) -> None:
+def _write(context: Context, expansion: Expansion, excluded: card.Excluded, evidence: dict[str, Any], folder: Path) -> None:
     export, model = context.config.export, expansion.model
     if export.with_transformers:
         model.generation_config = _endings(context)

@@ -126,7 +126,7 @@ def test_dense_keeps_every_log_probability(vocabulary, shape, seed):
     assert sum(tensor[0].nbytes for tensor in stored.values()) == Dense().bytes_per_position(vocabulary, 0)
     found, exact = Dense().decode(stored, vocabulary).log_probs.double(), logits.double().log_softmax(-1)
     assert torch.equal(found.isfinite(), exact.isfinite())
-    torch.testing.assert_close(found, exact, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(found, exact, atol=1e-4, rtol=1e-6)  # the sum of 300,000 numbers in float32
 
 
 def states(shape: str, width: int, seed: int) -> torch.Tensor:
