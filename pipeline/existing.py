@@ -69,7 +69,9 @@ def of_other_tokenizer(path: str, target_tokenizer: PreTrainedTokenizerBase, tar
 
 def _tokenizer(path: str, folder: Path) -> PreTrainedTokenizerBase:
     if not (folder / "config.json").is_file():
-        raise PipelineError(f"draft.path={path}: no model folder; give a folder with config.json and *.safetensors, or a hub name")
+        raise PipelineError(
+            f"draft.path={path}: no model folder; give a folder with config.json and *.safetensors, or a hub name"
+        )
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (ValueError, OSError) as error:

@@ -17,7 +17,19 @@ from transformers import AutoConfig, GenerationConfig
 
 from data.artifact import MANIFEST, folder_hash, write_json
 from data.responses import Response, read_shards
-from pipeline import card, engine_rules, gate, gguf_model, gguf_vocabulary, heads_export, parity, place, proposer, registry, serve
+from pipeline import (
+    card,
+    engine_rules,
+    gate,
+    gguf_model,
+    gguf_vocabulary,
+    heads_export,
+    parity,
+    place,
+    proposer,
+    registry,
+    serve,
+)
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
@@ -167,9 +179,7 @@ def _vocabulary(context: Context) -> Vocabulary | None:
     return gguf_vocabulary.padded(found, context.target.vocabulary_size)
 
 
-def _write(
-    context: Context, expansion: Expansion, excluded: card.Excluded, evidence: dict[str, Any], folder: Path
-) -> None:
+def _write(context: Context, expansion: Expansion, excluded: card.Excluded, evidence: dict[str, Any], folder: Path) -> None:
     export, model = context.config.export, expansion.model
     if export.with_transformers:
         model.generation_config = _endings(context)

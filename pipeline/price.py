@@ -43,7 +43,9 @@ def beside(stock: dict[str, float], costs: Costs) -> dict[str, float]:
     return stock | {"draft_step_here": costs.draft, "draft_step_seconds_here": costs.draft * costs.plain_seconds}
 
 
-def whole_vocabulary(shape: Shape, rows: int, coverage: float, overlap: float, drafts: int, bytes_each: int) -> dict[str, float]:
+def whole_vocabulary(
+    shape: Shape, rows: int, coverage: float, overlap: float, drafts: int, bytes_each: int
+) -> dict[str, float]:
     """What a draft of all ``rows`` tokens would be to a stock engine, where this one covers a share of the text.
 
     Taken for granted: of the text that is not covered it would be right as often as of the rest, which flatters it, for

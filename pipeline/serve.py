@@ -76,7 +76,9 @@ def _how_it_was_timed(by_temperature: dict[str, Any], precision: str) -> str:
     if not any("ratio_assisted" in entry for entry in by_temperature.values()):
         return ""
     packed = " with weights packed for this processor (`speculative.pack`)" if precision == "float32" else ""
-    return f"Both models were {precision}{packed} when they were timed. The lines below load plain ones, which were not timed.\n\n"
+    return (
+        f"Both models were {precision}{packed} when they were timed. The lines below load plain ones, which were not timed.\n\n"
+    )
 
 
 def _checked(verdict: Verdict) -> str:

@@ -64,7 +64,9 @@ def test_the_price_of_a_whole_head_is_in_the_card(tmp_path):
     assert "such engines" not in card.model_card(context, EXCLUDED)
 
 
-@pytest.mark.parametrize(("vocabulary", "said"), [(129, "They propose 90.0% of the generated text's tokens"), (259, "Every token")])
+@pytest.mark.parametrize(
+    ("vocabulary", "said"), [(129, "They propose 90.0% of the generated text's tokens"), (259, "Every token")]
+)
 def test_heads_have_no_rows_that_push_logits_down(tmp_path, vocabulary, said):
     context = finished(tmp_path)
     context.parent(Stage.distil).details["shape"] |= {"heads": 3, "vocabulary": vocabulary}
@@ -216,7 +218,9 @@ def test_what_was_timed_is_not_what_the_lines_load(precision, packed):
 
 def test_vocabularies_are_called_compared_only_where_there_were_two():
     export = Export(format=Format.gguf)
-    alone, both = (serve.instructions(export, MEASURED["by_temperature"], replace(MET, target_in_gguf=g)) for g in (False, True))
+    alone, both = (
+        serve.instructions(export, MEASURED["by_temperature"], replace(MET, target_in_gguf=g)) for g in (False, True)
+    )
     assert "no two vocabularies were compared" in alone
     assert "was compared with that of the target's GGUF file by llama.cpp's rules" in both
     assert "no two" not in both

@@ -52,7 +52,9 @@ def likeness(**changes):
 
 def test_an_export_whose_tokens_are_accepted_less_often_is_refused():
     parity.require(likeness(acceptance=0.491), "transformers", [])
-    with pytest.raises(PipelineError, match=r"have 0\.489 of their tokens accepted where the trained draft has 0\.500 in the same"):
+    with pytest.raises(
+        PipelineError, match=r"have 0\.489 of their tokens accepted where the trained draft has 0\.500 in the same"
+    ):
         parity.require(likeness(acceptance=0.489), "transformers", [])
 
 

@@ -28,8 +28,8 @@ def stranger():
     return model
 
 
-def decoded(target, assistant, sampling=Sampling(0.0), tokens=8, drafts=2):
-    return baselines.decode(target, PROMPT, tokens, sampling, 0, assistant, drafts)
+def decoded(target, assistant):
+    return baselines.decode(target, PROMPT, 8, Sampling(0.0), 0, assistant, draft_tokens=2)
 
 
 def test_a_twin_is_accepted_whole(target):
@@ -55,7 +55,12 @@ def test_seconds_are_of_forwards_and_clocks_are_taken_away(target):
 
 def test_counts_and_medians_by_hand():
     rows = [
-        {"new_tokens": 8, "transformers_forwards": [9.0, 2.0, 2.0], "assisted_forwards": [3.0] * 3, "drafting_forwards": [0.5] * 5},
+        {
+            "new_tokens": 8,
+            "transformers_forwards": [9.0, 2.0, 2.0],
+            "assisted_forwards": [3.0] * 3,
+            "drafting_forwards": [0.5] * 5,
+        },
         {"new_tokens": 4, "transformers_forwards": [2.0, 2.0], "assisted_forwards": [3.0] * 3, "drafting_forwards": [9.0] * 3},
     ]
     found = price.measured(rows)
