@@ -129,7 +129,7 @@ def _agreed(answer: Sequence[int], proposals: Sequence[Sequence[int]]) -> list[i
     counts, place = [], 0
     for made in proposals:
         equal = [one == other for one, other in zip(made, answer[place:], strict=False)]
-        counts.append((equal + [False]).index(False))
+        counts.append([*equal, False].index(False))
         place += counts[-1] + 1
     return counts
 

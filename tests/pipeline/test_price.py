@@ -11,6 +11,7 @@ from speculative import Sampling
 from speculative.cost import Costs
 from tests.pipeline.exported import config_of, model_of
 
+GREEDY = Sampling(0.0)
 PROMPT = [5, 9, 30]
 
 
@@ -28,8 +29,8 @@ def stranger():
     return model
 
 
-def decoded(target, assistant, sampling=Sampling(0.0), tokens=8, drafts=2):
-    return baselines.decode(target, PROMPT, tokens, sampling, 0, assistant, drafts)
+def decoded(target, assistant):
+    return baselines.decode(target, PROMPT, 8, Sampling(0.0), 0, assistant, draft_tokens=2)
 
 
 def test_a_twin_is_accepted_whole(target):

@@ -120,7 +120,12 @@ def test_the_export_was_read_in_a_process_of_its_own_and_let_out_by_the_gate(smo
     found = made["details"]["transformers"]
     assert found["largest_logit_difference"] <= 1e-4
     assert abs(found["overlap"] - found["overlap_trained"]) <= 0.01
+    assert abs(found["acceptance"] - found["acceptance_trained"]) <= 0.01
     assert found["same_output"] is True
+    stock = made["details"]["stock"]["0"]
+    assert stock["accepted"] == round(stock["acceptance_rate"] * stock["proposed"])
+    assert stock["draft_step"] > 0 < stock["draft_step_here"]
+    assert stock == manifest(smoke.work, "speculate")["details"]["by_temperature"]["0"]["stock"]
     assert (made["details"]["gate"], made["details"]["passed"]) == ("on", True)
     folder = only(smoke.work / "artifacts" / "export") / "draft"
     assert {"README.md", "serve.md", "gate.json", "provenance.json"} <= {path.name for path in folder.iterdir()}
