@@ -31,7 +31,7 @@ def test_the_card_states_what_was_measured(tmp_path):
     assert (found["base_model"], found["license"], found["pipeline_tag"]) == ("target", "unknown", "text-generation")
     assert "speculative-decoding" in found["tags"]
     assert "| 0 | 2 | 0.500 | 0.600 | 0.45 | 1.90 | 90 |" in text  # K, overlap, top-1, rate, tokens a round, positions
-    assert "| 0 | 2 | 1.20 [1.10, 1.30] | 1.25 | 40.0 → 48.0 | 2 |" in text
+    assert "| 0 | 2 | 1.20 [1.10, 1.30] | 1.25 | 40.0 → 48.0 | 6 |" in text
     assert "float32" in text
     assert "90.0% of the generated text's tokens" in text
     assert "2.0e-06 of the probability" in text

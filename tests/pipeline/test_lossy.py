@@ -32,6 +32,7 @@ from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.heads import build
 from pipeline.page import Row
+from pipeline.statistics import FEWEST
 from pipeline.trees import choose, measured
 from speculative import Draft, Sampling, Tree, Typical, generate
 from speculative.metrics import Acceptance
@@ -40,6 +41,7 @@ from speculative.tree_choice import TreeCosts
 from tests.pipeline.conftest import SMOKE
 from tests.pipeline.documents import document
 from tests.pipeline.exported import Child, finished, in_this_process, stage_folder
+from tests.pipeline.test_card import EXCLUDED
 from tests.pipeline.test_config import composed
 from tests.speculative.tiny import perturbed, tiny, trimmed
 
@@ -250,7 +252,8 @@ def comparison_entry(**more):
         "acceptance": dict.fromkeys(names, Acceptance(((0, 0), (1, 1)), 3)),
     }
     facts = [{"name": name, "words": "w", "bytes": 0, "training_seconds": 0.0} for name in names]
-    return {"ways": facts, "kinds": comparison.summarise([row], names, 0), "compared": 1, "different": None} | more
+    kinds = comparison.summarise([row] * FEWEST, names, 0)
+    return {"ways": facts, "kinds": kinds, "compared": 1, "different": None, "left_out": 0, "foreign": ""} | more
 
 
 def test_the_comparison_of_drafters_says_lossy_in_every_verdict():
@@ -284,7 +287,11 @@ def test_the_gate_lets_no_lossy_measurement_count_as_lossless(tmp_path):
         gate.refuse(found, "gate.json")
     allowed = gate.checks(Export(lossless=False), details, 1.0)
     assert all(check.passed for check in allowed)
-    assert [c.figure for c in allowed if c.at == "1"] == ["overlap", "lower end of the speed ratio (lossy)"]
+    assert [c.figure for c in allowed if c.at == "1"] == [
+        "overlap",
+        "lower end of the speed ratio (lossy)",
+        "number of prompts timed",
+    ]
     del details["by_temperature"]["1"]["lossy"]
     assert all(check.passed for check in gate.checks(Export(), details, 1.0))
 
@@ -303,8 +310,8 @@ def test_what_leaves_the_house_says_lossy(tmp_path, monkeypatch):
     assert text.count("| 0 | 2 |") == 2
     assert "- Temperature 1: typical acceptance" in text
     exact = finished(tmp_path / "d")
-    assert "ossy" not in card.model_card(exact, 0.0).replace("lossless", "")
-    assert "lossy" not in card.provenance(exact, "run")
+    assert "ossy" not in card.model_card(exact, EXCLUDED).replace("lossless", "")
+    assert "lossy" not in card.provenance(exact, "run", "result")
 
 
 def test_the_page_and_its_charts_say_which_draft_was_lossy():

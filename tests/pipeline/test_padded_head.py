@@ -10,11 +10,11 @@ import speculative
 from data.logit_cache import LogitCache
 from data.responses import Request, Response, read_shards
 from data.targets import DenseTargets
-from pipeline import baselines, contestants, drafter_prompts, heads, held_out, lossless, plan, race, tiny, trees
+from pipeline import baselines, contestants, drafter_prompts, heads, held_out, lossless, lossy, plan, race, tiny, trees
 from pipeline.config import Decoding, Target
 from pipeline.drafter_prompts import Case
 from pipeline.target import resolve
-from speculative import Draft, Sampling, Tree
+from speculative import Draft, Sampling, Tree, calibration
 from tests.pipeline.conftest import SMOKE, only
 from tests.speculative.tiny import perturbed
 
@@ -130,14 +130,18 @@ def test_the_proof_compares_texts_without_padding(pair):
 def test_everything_that_decodes_is_told_how_many_ids_there_are(pair, monkeypatch):
     """Each call of the engine, from the race, the choice of a tree, the settings of drafters and their prompts."""
     model, _, rows = pair
-    given, engine = [], speculative.generate
+    given, engine, begin = [], speculative.generate, calibration.prepare
 
     def noted(*models, **options):
         given.append(options.get("vocabulary_size"))
         return engine(*models, **options)
 
+    def prepared(*models, **options):
+        given.append(options.get("vocabulary_size"))
+        return begin(*models, **options)
+
     monkeypatch.setattr(speculative, "generate", noted)
-    monkeypatch.setattr("speculative.calibration.generate", noted)
+    monkeypatch.setattr(calibration, "prepare", prepared)
     draft, sampling = Draft(perturbed(model)), Sampling(1.0)
     seen = {}
 
@@ -158,6 +162,6 @@ def test_everything_that_decodes_is_told_how_many_ids_there_are(pair, monkeypatc
 
     of("answers", drafter_prompts.answered(model, Words(), [Case("chat", (5, 6), 0)], 4, sampling, 0, rows))
     heat = plan.Heat(TEXTS[0], 4, 1, sampling, 1.0)
-    racing = race.Race(model, draft, [], "token", 0, {1.0: Tree.of((2, 1))}, rows)
+    racing = race.Race(model, draft, [], lossy.rule(config), 0, {1.0: Tree.of((2, 1))}, rows)
     of("race", racing.test_step(heat, 0))
     assert seen == dict.fromkeys(seen, (True, {rows}))

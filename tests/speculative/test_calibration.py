@@ -96,5 +96,5 @@ def test_rows_that_pad_the_head_are_not_drawn_while_trees_are_timed():
 
 def test_costs_without_a_reading_cost_are_those_of_before():
     stored = {"plain_seconds": 1.0, "draft": 0.1, "verify": [0.9, 1.0], "other": [0.1, 0.1], "heads": 0.0}
-    assert Costs.stored(stored).read == 0.0
+    assert Costs.stored(stored).draft_reading == 0.0
     assert Costs.stored(stored).verify == (0.9, 1.0)
