@@ -108,9 +108,9 @@ class CachedModel:
         check_supported(model.config)
         check_exact(model)
         self.model = model
-        programs = getattr(model, "programs", None)
-        self.programs = programs if programs is not None and programs.current(model) else None
-        self.cache = SlotCache(model.config.num_hidden_layers, batch, capacity, whole=self.programs is not None)
+        program = getattr(model, "program", None)
+        self.program = program if program is not None and program.current(model) else None
+        self.cache = SlotCache(model.config.num_hidden_layers, batch, capacity)
         self.slots = torch.arange(capacity, device=model.device)
         self.context = getattr(model.config, "max_position_embeddings", None) or capacity
         self.additive = model.config._attn_implementation == "eager"  # it adds its mask, sdpa reads a boolean one
@@ -172,10 +172,12 @@ class CachedModel:
 
     def _logits(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
         positions = positions.clamp(max=self.context - 1)  # blocks may reach beyond a row's end, never its tokens
-        if self.programs is not None and mask is not None and len(tokens) == 1 and not self.keeps_states:
+        if self.program is not None and mask is not None and tokens.shape == (1, 1) and not self.keeps_states:
             stores = self.cache.stores()
             if stores:
-                return self.programs(tokens, positions, self.cache.written(), mask, stores)[:, -keep:]
+                unseen = self.cache.capacity - mask.shape[-1]
+                mask = torch.nn.functional.pad(mask, (0, unseen), value=torch.finfo(mask.dtype).min if self.additive else False)
+                return self.program(tokens, positions, self.cache.written(), mask, stores)
         return self.model(
             input_ids=tokens,
             attention_mask=mask,

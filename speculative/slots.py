@@ -89,10 +89,10 @@ def argument(model: PreTrainedModel) -> str:
 
 
 class SlotCache(Cache):
-    """The layers of one model and where the current forward writes. With ``whole`` every slot is shown to a single row."""
+    """The layers of one model and where the current forward writes."""
 
-    def __init__(self, layers: int, batch: int, capacity: int, whole: bool = False) -> None:
-        self.batch, self.capacity, self.whole = batch, capacity, whole
+    def __init__(self, layers: int, batch: int, capacity: int) -> None:
+        self.batch, self.capacity = batch, capacity
         self.visible = 0
         self.where: slice | Tensor = slice(0, 0)
         self.filled: Tensor | None = None
@@ -105,7 +105,7 @@ class SlotCache(Cache):
             raise IndexError(f"position {last} lies outside a cache of {self.capacity} slots")
         uniform = last - first + 1 == positions.shape[1] and bool((positions[:, -1] == last).all())
         self.where = slice(first, last + 1) if uniform else positions
-        self.visible, self.filled = self.capacity if self.whole and self.batch == 1 else last + 1, None
+        self.visible, self.filled = last + 1, None
 
     def place_first(self, rows: Tensor, length: int) -> None:
         """Announce the first ``length`` tokens of some ``rows`` of the batch, which alone are about to be fed."""

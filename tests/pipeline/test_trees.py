@@ -233,7 +233,9 @@ def test_the_table_says_where_a_tree_was_expected_to_lose():
     assert "expected to be faster" not in words_of(tree | {"recommended": True})
 
 
-@pytest.mark.parametrize(("tree", "ends", "timed"), [("auto", [""], 32), ("[2,1]", ["", "_at_1"], 4)])
+@pytest.mark.parametrize(
+    ("tree", "ends", "timed"), [("auto", [""], 32), pytest.param("[2,1]", ["", "_at_1"], 4, marks=pytest.mark.slow)]
+)
 def test_the_smoke_run_races_a_tree(work, attempt, tree, ends, timed):
     temperatures = "[0.0,1.0]" if len(ends) == 2 else "[0.0]"
     code, stderr = attempt(SMOKE, f"decoding.tree={tree}", f"decoding.temperatures={temperatures}", "decoding.baselines=false",
