@@ -1,8 +1,8 @@
 """The forward of one token as a compiled program: nothing of Python and no dispatch between its operations.
 
 One program serves a model, however much its cache holds, with the weights frozen into it. Compiling takes minutes, less where
-torch finds what it compiled before. It knows nothing of decoding. Prefill, blocks of several tokens, batches and models that keep
-states run as they are: what torch compiles for several rows is slower than their products with packed weights.
+torch finds what it compiled before. It knows nothing of decoding. Prefill, blocks of several tokens, batches and models that
+keep states run as they are: what torch compiles for several rows is slower than their products with packed weights.
 """
 
 import torch

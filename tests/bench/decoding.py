@@ -229,7 +229,7 @@ def main() -> None:
     draft, useless = (Draft(pack(copy.deepcopy(one.model).to(dtype)), one.vocabulary) for one in (whole, never_right(whole)))
     fast = None
     if options.compile:
-        fast = compiled(files.load(dtype)), Draft(compiled(copy.deepcopy(draft.model)), draft.vocabulary)
+        fast = compiled(pack(files.load(dtype))), Draft(compiled(pack(copy.deepcopy(draft.model))), draft.vocabulary)
     bench = Bench(target, pack(files.load(dtype)), fast, draft, useless, assistant, options.tokens, options.drafted)
     *_, costs = measure(bench.packed, bench.draft, prompts[:4], GREEDY, longest=LONGEST)
     races = {name: race(bench, costs, rows) for name, rows in sets.items()}
