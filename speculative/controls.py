@@ -137,7 +137,10 @@ def along_paths(
 
 
 def behind(tokens: Tensor, lengths: Tensor, drafted: Tensor, path: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The text with the columns ``path`` of ``drafted`` (B, N) written behind it: ``tokens`` themselves, and lengths (B,)."""
+    """The text with the columns ``path`` of ``drafted`` (B, N) written behind it: ``tokens`` themselves, and lengths (B,).
+
+    It holds until the next path is written there.
+    """
     if path:
         places = lengths[:, None] + torch.arange(len(path), device=tokens.device)
         tokens.scatter_(1, places, drafted[:, list(path)])

@@ -36,8 +36,11 @@ class TreeDrafter(AroundModel):
                 logits = model.choosable(model.cached.feed_nodes(fed, lengths - 1, tree, level))
             model.forwards += 1
             if model.history is not None:
-                texts = [behind(tokens, lengths, drafted, columns(tree, node)) for node in level]
-                logits = torch.stack([model.controlled(logits[:, i], *text) for i, text in enumerate(texts)], 1)
+                parts = []
+                for place, node in enumerate(level):  # one after the other: their texts share the scratch behind the rows
+                    text = behind(tokens, lengths, drafted, columns(tree, node))
+                    parts.append(model.controlled(logits[:, place], *text))
+                logits = torch.stack(parts, 1)
             q = draw_children(logits, tree, level, model.sampling, model.seed, lengths, rows, model.draft.vocabulary, drafted)
             distributions += [] if q is None else [q]
         model.lengths = lengths

@@ -156,6 +156,14 @@ def test_controls_see_the_branch_that_leads_to_a_node(target, drafts):
     )
 
 
+def test_controls_see_the_branch_they_stand_on(target, drafts):
+    """The target itself drafts: under the same controls along the same text its best child is always right."""
+    controls = Controls(repetition_penalty=3.0, frequency_penalty=2.0)
+    done = generate(target, drafts["same"], PROMPTS, max_new_tokens=20, tree=(3, 2, 2), controls=controls)
+    for counts in done.acceptance:
+        assert counts.accepted == counts.proposed > 0
+
+
 def test_a_stream_of_a_tree_is_its_result(target, drafts):
     options = {"max_new_tokens": 12, "tree": (2, 2), "sampling": WARM, "seed": 6}
     rows = [[] for _ in PROMPTS]
