@@ -12,6 +12,7 @@ from torch import Tensor
 
 from data import draws, packing, rounding
 from data.targets import SparseTargets
+from data.topk import drawn_from, weights_of
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,7 @@ class TopMass:
         }
         if self.tail_samples:
             rest = every.exp().scatter(1, ids, torch.where(kept, 0.0, log_probs.exp()))
-            drawn = draws.draw(rest, draws.uniforms(self.seed, key, len(logits), self.tail_samples))
-            # A row whose tail is empty drew id 0: with p = 0 it gets no weight.
-            found = torch.where(rest.gather(1, drawn) > 0, every.gather(1, drawn), -math.inf)
+            drawn, found = drawn_from(rest, every, draws.uniforms(self.seed, key, len(logits), self.tail_samples))
             ids, log_probs = torch.cat([ids, drawn], 1), torch.cat([log_probs, found], 1)
             kept = torch.cat([kept, torch.ones_like(drawn, dtype=torch.bool)], 1)
         packed = packing.pack(ids[kept][None], vocabulary)
@@ -63,12 +62,11 @@ class TopMass:
             return SparseTargets(ids, log_probs, log_tail, certain=ids.shape[1])
         place = first + counts + torch.arange(drawn)
         found = flat[place]
-        weights = torch.where(found > -math.inf, (log_tail[:, None] - found).exp() / drawn, 0.0)
         return SparseTargets(
             torch.cat([ids, flat_ids[place]], 1),
             torch.cat([log_probs, found], 1),
             torch.full_like(log_tail, -math.inf),
-            torch.cat([torch.ones_like(log_probs), weights], 1),
+            torch.cat([torch.ones_like(log_probs), weights_of(found, log_tail)], 1),
             ids.shape[1],
         )
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from speculative.cost import Costs
-from speculative.waterfall import expected_tokens
+from speculative.cost import Costs, expected_tokens
 
 Times = Mapping[int, float]  # tokens in one forward → seconds
 EPOCHS = 4.0  # seeing text again is worth almost as much as new text up to here (Muennighoff et al., 2305.16264)
@@ -65,21 +64,6 @@ def best_at(costs: Costs, overlap: float) -> tuple[int, float]:
     ratios = {0: 1.0} | {k: expected_tokens(overlap, k) / costs.round(k) for k in range(1, costs.longest + 1)}
     best = max(ratios, key=ratios.__getitem__)
     return best, ratios[best]
-
-
-def needed_overlap(costs: Costs, ratio: float) -> float | None:
-    """The least overlap at which some K ≥ 1 reaches ``ratio``, to 1e-4; None if none does."""
-
-    def reaches(overlap: float) -> bool:
-        return any(expected_tokens(overlap, k) >= ratio * costs.round(k) for k in range(1, costs.longest + 1))
-
-    if not reaches(1.0):
-        return None
-    low, high = 0.0, 1.0
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if reaches(middle) else (middle, high)
-    return high
 
 
 @dataclass(frozen=True)

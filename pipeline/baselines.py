@@ -75,7 +75,7 @@ def decode(
         assistant.generation_config.assistant_confidence_threshold = 0.0
     endings = [model.generation_config for model in (target, assistant) if model is not None]
     kept = [ending.eos_token_id for ending in endings]
-    ids = torch.tensor([prompt], device=target.device)
+    text = torch.tensor([prompt], device=target.device)
     try:
         for ending in endings:
             ending.eos_token_id = None
@@ -83,7 +83,7 @@ def decode(
             torch.manual_seed(seed)
             forwards = [clocks.enter_context(timed(model)) for model in (target, assistant) if model is not None]
             helper = {} if assistant is None else {"assistant_model": assistant}
-            output = target.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **helper)
+            output = target.generate(text, attention_mask=torch.ones_like(text), generation_config=config, **helper)
     finally:
         for ending, eos in zip(endings, kept, strict=True):
             ending.eos_token_id = eos

@@ -15,7 +15,7 @@ from pipeline import advice, sample
 from pipeline import draft as drafts
 from pipeline.config import Draft as DraftConfig
 from speculative import Draft, Sampling, pack
-from speculative.cost import Costs
+from speculative.cost import Costs, needed_overlap
 
 LAYERS = (1, 2, 4)
 VOCABULARIES = (4096, 8192, 16384)
@@ -40,7 +40,7 @@ class Candidate:
 
     def to_break_even(self, batch: int) -> float | None:
         """The overlap from which on some K wins; None if none ever does."""
-        return advice.needed_overlap(self.costs[batch], 1.0)
+        return needed_overlap(self.costs[batch], 1.0)
 
 
 def find(
@@ -67,7 +67,7 @@ def find(
     first = max((one for one in found if one.layers == timed.shape.layers), key=lambda one: one.best[least][1])
     goal = first.best[least][1]
     ordered = [first, *(one for one in found if one is not first)]
-    return [replace(one, to_match=advice.needed_overlap(one.costs[least], goal)) for one in ordered]
+    return [replace(one, to_match=needed_overlap(one.costs[least], goal)) for one in ordered]
 
 
 def _laws(target: PreTrainedModel, answers: list[Response]) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from pipeline import lossy
 from pipeline.figures import ACCENT, AFTER, BEFORE
-from speculative.cost import Costs
-from speculative.waterfall import STEPS, Waterfall, expected_tokens
+from speculative.cost import Costs, expected_tokens
+from speculative.waterfall import STEPS, Waterfall
 
 FEW = 8  # drafts that may have a colour and a legend each
 LEVELS = ("overlap\non text", "own\nprefixes", "later\npositions", "real\nrounds", "wall\nclock")

@@ -100,18 +100,12 @@ def measure(
         states = target.base_model(input_ids=text, use_cache=False).last_hidden_state[0, -len(response.tokens) - 1 : -1]
         logits = target.get_output_embeddings()(states)[:, :ids].float()
         for found, heads in zip(parts, drafts, strict=True):
-            vocabulary, outputs = _kept(heads, ids)
+            outputs = heads.size if ids is None else heads.below(ids)
+            vocabulary = None if heads.vocabulary is None else heads.vocabulary[:outputs]
             for depth, of_depth in enumerate(found, start=1):
                 guess = heads.matrix(heads.seen(depth - 1, states[: max(len(states) - depth, 0)]))[:, :outputs].float()
                 of_depth.append(_compared(logits[depth:], guess, sampling, vocabulary, typical))
     return [_held_out(found, counts) for found in parts]
-
-
-def _kept(heads: MedusaHeads, ids: int | None) -> tuple[Tensor | None, int]:
-    """Without what the heads have beyond the first ``ids`` target ids: their vocabulary, and how many outputs it is."""
-    vocabulary = heads.vocabulary
-    count = heads.size if ids is None else ids if vocabulary is None else int((vocabulary < ids).sum())
-    return None if vocabulary is None else vocabulary[:count], count
 
 
 def _compared(

@@ -41,9 +41,9 @@ def prove(
     batches = range(0, len(prompts), BATCH)
     for first in track(batches, description=f"{'lossless in float32':<28}", transient=True):
         batch = prompts[first : first + BATCH]
-        plain = speculative.generate(target, None, batch, max_new_tokens=tokens, vocabulary_size=ids).tokens
-        shapes = [{"num_draft_tokens": length}, *({"tree": tree} for tree in trees)]
         options = {"max_new_tokens": tokens, "vocabulary_size": ids}
+        plain = speculative.generate(target, None, batch, **options).tokens
+        shapes = [{"num_draft_tokens": length}, *({"tree": tree} for tree in trees)]
         fast = [speculative.generate(target, draft, batch, **options, **shape).tokens for shape in shapes]
         for place, (a, *others) in enumerate(zip(plain, *fast, strict=True), start=first):
             wrong = [i for b in others for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from pipeline.draft import Shape
-from speculative.cost import Costs
+from speculative.cost import Costs, expected_tokens
 
 WORTH = 1.01  # ratio from which on the whole vocabulary is called better
 
@@ -52,7 +52,7 @@ def whole_vocabulary(
     what is left out is rare. With ``overlap`` α at each of K = ``drafts`` places a round has 1 + α + … + α^K tokens; both
     drafts' steps read as many bytes there, so the ratio of these is the ratio of speeds.
     """
-    of_both = [sum(rate**k for k in range(drafts + 1)) for rate in (overlap, min(overlap / coverage, 1.0))]
+    of_both = [expected_tokens(rate, drafts) for rate in (overlap, min(overlap / coverage, 1.0))]
     return {
         "head_bytes": rows * shape.width * bytes_each,
         "head_bytes_here": shape.vocabulary * shape.width * bytes_each,

@@ -16,7 +16,7 @@ from pipeline.executions import Record
 from pipeline.server import UnreachableError
 from pipeline.study import distinct
 from speculative import Draft, Sampling
-from speculative.cost import Costs, best_length, rounds_needed
+from speculative.cost import Costs, needed_overlap, rounds_needed
 
 
 def pair(
@@ -45,8 +45,8 @@ def _promise(acceptance: list[list[float]], costs: Costs) -> dict[str, Any]:
         "draft_tokens": length,
         "tokens_per_round": per_round[length],
         "ratio_predicted": ratios[length],
-        "break_even_overlap": advice.needed_overlap(costs, 1.0),
-        "worth_it": best_length(acceptance, costs)[0] > 0,
+        "break_even_overlap": needed_overlap(costs, 1.0),
+        "worth_it": ratios[length] > 1,
     }
 
 

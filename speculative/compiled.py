@@ -83,8 +83,9 @@ class Program:
         # A program is for one layout: without dimensions of one, whose stride may be anything, and from a storage's begin.
         tokens, positions, slots, mask = (given.clone() for given in (tokens[0], positions[0], slots, mask[0, 0, 0]))
         _vary(mask, 0)
-        for store in (store for pair in stores for store in pair):
-            _vary(store, 2)
+        for keys, values in stores:
+            _vary(keys, 2)
+            _vary(values, 2)
         return self.run(tokens, positions, slots, mask, stores)
 
 

@@ -98,17 +98,27 @@ def best_length(texts: Sequence[Sequence[float]], costs: Costs, deeper: Sequence
     return best, ratios[best]
 
 
-def break_even_overlap(costs: Costs) -> float:
-    """The acceptance probability, equal at all positions, below which no K is faster than plain; 1.0 if none is."""
+def expected_tokens(acceptance: float, drafts: int) -> float:
+    """Tokens a round when each draft is accepted with the same probability: 1 + a + … + a^K (Leviathan et al., 2211.17192)."""
+    return sum(acceptance**k for k in range(drafts + 1))
 
-    def wins(overlap: float) -> bool:
-        lengths = range(1, costs.longest + 1)
-        return any(sum(overlap**j for j in range(k + 1)) > costs.round(k) for k in lengths)
 
-    if not wins(1.0):
-        return 1.0
+def needed_overlap(costs: Costs, ratio: float) -> float | None:
+    """The least acceptance probability, equal at all positions, at which some K ≥ 1 reaches ``ratio``, to 1e-4; None: none."""
+
+    def reaches(overlap: float) -> bool:
+        return any(expected_tokens(overlap, k) >= ratio * costs.round(k) for k in range(1, costs.longest + 1))
+
+    if not reaches(1.0):
+        return None
     low, high = 0.0, 1.0
     while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (low, middle) if wins(middle) else (middle, high)
+        low, high = (low, middle) if reaches(middle) else (middle, high)
     return high
+
+
+def break_even_overlap(costs: Costs) -> float:
+    """The acceptance probability, equal at all positions, below which no K is faster than plain; 1.0 if none is."""
+    needed = needed_overlap(costs, 1.0)
+    return 1.0 if needed is None else needed

@@ -13,7 +13,7 @@ multiply to measured ÷ first level. Nothing here runs a model.
 
 from dataclasses import astuple, dataclass
 
-from speculative.cost import Costs
+from speculative.cost import Costs, expected_tokens
 from speculative.metrics import Acceptance
 
 STEPS = ("prefixes", "positions", "independence", "operations")
@@ -62,11 +62,6 @@ def waterfall(overlap: float, counts: Acceptance, costs: Costs, drafts: int, mea
         product=counts.tokens_per_round / cost,
         time=measured,
     )
-
-
-def expected_tokens(acceptance: float, drafts: int) -> float:
-    """Tokens a round when each draft is accepted with the same probability: 1 + a + … + a^K (Leviathan et al., 2211.17192)."""
-    return sum(acceptance**k for k in range(drafts + 1))
 
 
 def tried(counts: Acceptance) -> int:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from pipeline.page import Row
-from speculative.waterfall import expected_tokens
+from speculative.cost import expected_tokens
 
 
 def document(overlap: float, layers: int = 2, drafts: int = 2, seed: int = 0) -> dict:

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import advice
-from pipeline.advice import batched, best_at, fit, lacking, needed_overlap, resized
-from speculative.cost import Costs, break_even_overlap
+from pipeline.advice import batched, best_at, fit, lacking, resized
+from speculative.cost import Costs, break_even_overlap, needed_overlap
 
 COSTS = Costs(plain_seconds=0.02, draft=0.2, verify=(0.9, 0.9, 1.0), other=(0.1, 0.1, 0.1))
 TARGET = {1: 1.0, 2: 1.0, 8: 2.0, 16: 4.0, 24: 6.0}
@@ -70,6 +70,10 @@ def test_breaking_even_is_reaching_one(draft, verify):
     costs = Costs(1.0, draft, (0.95, verify, verify), (0.05, 0.05, 0.05))
     needed = needed_overlap(costs, 1.0)
     assert (1.0 if needed is None else needed) == pytest.approx(break_even_overlap(costs), abs=2e-4)
+    above, below = (1.0, 1.0) if needed is None else (needed + 1e-3, needed - 1e-3)
+    assert (best_at(costs, above)[0] > 0) == (needed is not None)
+    if below > 0:
+        assert best_at(costs, below) == (0, 1.0)
 
 
 def curve(ceiling: float, scale: float, power: float, counts=(1e4, 2e4, 4e4, 8e4, 16e4)) -> list[tuple[float, float]]:

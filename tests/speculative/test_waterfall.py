@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speculative.cost import Costs
+from speculative.cost import Costs, expected_tokens
 from speculative.metrics import Acceptance
-from speculative.waterfall import STEPS, Waterfall, expected_tokens, tried, waterfall
+from speculative.waterfall import STEPS, Waterfall, tried, waterfall
 
 COSTS = Costs(plain_seconds=0.01, draft=0.25, verify=(1.0, 1.1, 1.3), other=(0.0, 0.1, 0.2))
 # K = 2: four rounds with nothing accepted, two with one draft, four with both; the text ended in one round with one draft.
