@@ -1,21 +1,14 @@
 """What people look at: three jobs of a sweep, compared on MLflow's page in headless Chromium."""
 
-import contextlib
-import os
 import re
 import shutil
-import subprocess
-import sys
-import time
 
 import pytest
 
-from pipeline import server, tracking
+from pipeline import tracking
 from pipeline.config import Tracking
-from pipeline.errors import PipelineError
-from tests.pipeline.conftest import ENVIRONMENT
+from tests.pipeline.servers import running
 from tests.pipeline.test_tracking import HEADLINE
-from tests.pipeline.test_tracking_faults import free_port
 
 pytestmark = pytest.mark.browser
 SIZES = (4096, 8192, 16384)
@@ -39,24 +32,8 @@ def work(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(work):
     """`mlflow ui` over the store."""
-    port = free_port()
-    store = ["--backend-store-uri", f"sqlite:///{work / 'mlflow.db'}", "--workers", "1"]
-    arguments = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port), *store]
-    with (work / "log").open("w") as log:
-        process = subprocess.Popen(arguments, cwd=work, stdout=log, stderr=subprocess.STDOUT, env=os.environ | ENVIRONMENT)
-    uri, limit = f"http://127.0.0.1:{port}", time.monotonic() + 180
-    try:
-        while True:
-            assert process.poll() is None, (work / "log").read_text()
-            assert time.monotonic() < limit, (work / "log").read_text()
-            with contextlib.suppress(PipelineError):
-                server.demand(uri)
-                break
-            time.sleep(0.5)
+    with running("ui", work, "--backend-store-uri", f"sqlite:///{work / 'mlflow.db'}") as uri:
         yield uri
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 @pytest.fixture

@@ -109,20 +109,13 @@ def prompts(tmp_path_factory) -> Path:
 @pytest.fixture
 def attempt(monkeypatch, capsys):
     """Run the console script in this process; gives its exit code and what it wrote to stderr."""
-
     monkeypatch.setattr(calibrate, "REPEATS", 2)  # the smoke run has all seven
 
     def run(*overrides: str, work: Path) -> tuple[int, str]:
         monkeypatch.setattr(entry, "_progress", entry._Progress())
         monkeypatch.setattr(sys, "argv", ["draftsmith", *overrides, f"paths.work={work}"])
         capsys.readouterr()
-        with kept_process_state():
-            try:
-                entry.main()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code
-        return code, capsys.readouterr().err
+        return exit_code(), capsys.readouterr().err
 
     return run
 
@@ -141,6 +134,16 @@ def refused(attempt):
         return message
 
     return run
+
+
+def exit_code() -> int:
+    """Of the console script with the arguments that are set, run in this process."""
+    with kept_process_state():
+        try:
+            entry.main()
+        except SystemExit as stop:
+            return stop.code
+    return 0
 
 
 @contextlib.contextmanager

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from data.prompts import prompt
-from pipeline import candidates, hardware, main, prospects, record, sample, tiny, tracking
+from pipeline import candidates, hardware, prospects, record, sample, tiny, tracking
 from pipeline import draft as drafts
 from pipeline.config import Draft as DraftConfig
 from pipeline.config import Target, Tracking
 from pipeline.target import resolve
 from speculative import Draft
 from speculative.cost import Costs
-from tests.pipeline.conftest import kept_process_state
+from tests.pipeline.conftest import exit_code
 from tests.pipeline.documents import document
 
 TEXTS = [prompt(f"source {n}", "user", f"Say {n} in {n % 7} words.") for n in range(20)]
@@ -54,13 +54,7 @@ def ask(monkeypatch, capsys, tmp_path):
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["draftsmith", "advise", f"--work={tmp_path}", *arguments])
         capsys.readouterr()
-        with kept_process_state():
-            try:
-                main.main()
-                code = 0
-            except SystemExit as stop:
-                code = stop.code
-        return code, *capsys.readouterr()
+        return exit_code(), *capsys.readouterr()
 
     return run
 
@@ -184,7 +178,8 @@ def test_two_models_get_a_table(ask, small, files):
     assert out.count("1.000") == 4, "the target agrees with itself, at two temperatures and two batches"
 
 
-def test_a_target_alone_gets_shapes_to_try_and_the_command(ask, small, files):
+def test_a_target_alone_gets_shapes_to_try_and_the_command(free, monkeypatch, ask, small, files):
+    monkeypatch.setattr(sample, "calibrated", lambda *_: replace(FREE, draft=0.3))
     code, out, err = ask(f"--target={files.folder}", *small)
     assert code == 0, err
     assert "not known before it is distilled" in out

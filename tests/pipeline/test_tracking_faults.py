@@ -7,7 +7,6 @@ import os
 import socket
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +20,7 @@ from pipeline.config import Tracking
 from pipeline.errors import PipelineError
 from pipeline.faults import excerpt
 from tests.pipeline.conftest import ENVIRONMENT, SMOKE, begin, command
+from tests.pipeline.servers import free_port, running
 from tests.pipeline.test_tracking import runs_of
 
 CORPUS = (SMOKE, "stages=[corpus]")
@@ -31,12 +31,6 @@ PARENT = "mlflow.parentRunId"
 def quick(prompts) -> tuple[str, ...]:
     """The corpus stage on a few prompts."""
     return (*CORPUS, "corpus=dataset", f"corpus.path={prompts}", "corpus.train=6", "corpus.validation=2", "corpus.test=2")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -143,7 +137,7 @@ def test_an_address_that_is_none_is_refused_alike(uri):
         server.demand(uri)
 
 
-@pytest.mark.parametrize("uri", ["", "sqlite:///x.db", "databricks", "file:///tmp/x"])
+@pytest.mark.parametrize("uri", ["", "sqlite:///x.db", "databricks", "file:///x"])
 def test_a_store_that_is_no_server_is_not_asked(uri):
     server.demand(uri)
 
@@ -306,25 +300,9 @@ def test_two_commands_given_at_once_do_not_disturb_each_other(tmp_path, quick):
 
 @pytest.fixture(scope="module")
 def real_server(tmp_path_factory):
-    """`mlflow server` on 127.0.0.1 with its default store; gives its URI and the process."""
-    folder, port = tmp_path_factory.mktemp("server"), free_port()
-    arguments = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(arguments, cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=os.environ | ENVIRONMENT)
-    uri = f"http://127.0.0.1:{port}"
-    try:
-        limit = time.monotonic() + 180
-        while True:
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < limit, (folder / "log").read_text()
-            with contextlib.suppress(PipelineError):
-                server.demand(uri)
-                break
-            time.sleep(0.5)
+    """`mlflow server` on 127.0.0.1 with its default store; gives its URI."""
+    with running("server", tmp_path_factory.mktemp("server")) as uri:
         yield uri
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 @pytest.mark.slow
