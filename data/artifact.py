@@ -57,16 +57,20 @@ def write_json(path: Path, content: Any) -> None:
 def publish_folder(folder: Path, fill: Callable[[Path], None], replace: bool = False) -> None:
     """Fill a temporary neighbour of ``folder`` and rename it into place; ``folder`` must not exist unless ``replace``.
 
-    A folder that is replaced stays as it was until the new one is whole, and comes back if the renaming fails.
+    All files are on the disk before the folder has its name, so a power cut leaves no empty ones in it. A folder that is
+    replaced stays as it was until the new one is whole, and comes back if the renaming fails.
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.replaced")
     temporary.mkdir(parents=True)
     try:
         fill(temporary)
+        for path in (*temporary.rglob("*"), temporary):
+            _sync(path)
         if replace and folder.exists():
             folder.rename(aside)
         temporary.rename(folder)
+        _sync(folder.parent)
     except BaseException:
         if aside.exists() and not folder.exists():
             aside.rename(folder)
@@ -74,6 +78,14 @@ def publish_folder(folder: Path, fill: Callable[[Path], None], replace: bool = F
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def folder_hash(folder: Path) -> str:

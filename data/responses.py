@@ -75,8 +75,10 @@ def write_shard(path: Path, responses: Iterable[Response]) -> None:
 
 
 def read_shards(folder: Path) -> Iterator[Response]:
-    """All responses of a folder, in the order of shards and rows."""
+    """All responses of a folder, in the order of shards and rows; equal ids are one object, so each takes eight bytes."""
+    ids: dict[int, int] = {}
     for path in sorted(folder.glob("shard-*.parquet")):
         for row in pq.read_table(path, schema=_SCHEMA).to_pylist():
-            tokens, stopped, prompt = row.pop("response"), row.pop("stopped"), row.pop("prompt")
-            yield Response(Request(prompt=tuple(prompt), **row), tuple(tokens), stopped)
+            stopped = row.pop("stopped")
+            prompt, tokens = (tuple(map(ids.setdefault, given, given)) for given in (row.pop("prompt"), row.pop("response")))
+            yield Response(Request(prompt=prompt, **row), tokens, stopped)

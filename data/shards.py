@@ -47,21 +47,32 @@ class Seal:
 
 
 def write_shard(folder: Path, rows: list[tuple[list[int], int]], targets: dict[str, Tensor], seal: Seal) -> None:
-    """Write rows of (tokens, response start) with their concatenated encoded ``targets`` atomically.
+    """Write rows of (tokens, response start) with their concatenated encoded ``targets`` atomically; the seal names the ids.
 
     Raises:
         ValueError: there is not one target for each response token.
     """
-    tensors = {
-        "tokens": torch.tensor([token for tokens, _ in rows for token in tokens], dtype=torch.int32),
-        "lengths": torch.tensor([len(tokens) for tokens, _ in rows], dtype=torch.int32),
-        "starts": torch.tensor([start for _, start in rows], dtype=torch.int32),
-        **targets,
-    }
     positions = sum(len(tokens) - start for tokens, start in rows)
     if any(len(tensor) != positions for name, tensor in targets.items() if not name.startswith(FLAT)):
         raise ValueError("a shard needs one target for each response token")
-    save_sealed(folder / seal.file, tensors, seal.metadata)
+    save_sealed(folder / seal.file, _ids(rows) | targets, seal.metadata | {"ids": hash_of_ids(rows)})
+
+
+def hash_of_ids(rows: list[tuple[list[int], int]]) -> str:
+    """16 hex digits that differ when an id of ``rows`` does, or where a row or a response begins.
+
+    Of text written anew in the place of that which a shard holds, only this tells.
+    """
+    tensors = _ids(rows)
+    return _digest({}, list(tensors), tensors.__getitem__)[:16]
+
+
+def _ids(rows: list[tuple[list[int], int]]) -> dict[str, Tensor]:
+    return {
+        "tokens": torch.tensor([token for tokens, _ in rows for token in tokens], dtype=torch.int32),
+        "lengths": torch.tensor([len(tokens) for tokens, _ in rows], dtype=torch.int32),
+        "starts": torch.tensor([start for _, start in rows], dtype=torch.int32),
+    }
 
 
 def save_sealed(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -128,7 +139,7 @@ def fault(path: Path, expected: dict[str, str]) -> str | None:
 
 def _index(names: Iterable[str]) -> list[str]:
     """The small tensors that say where rows lie, which are read before the others."""
-    return [name for name in names if name in ("lengths", "starts", "counts")]
+    return [name for name in names if name in ("keys", "lengths", "starts", "counts")]
 
 
 def _digest(metadata: dict[str, str], names: list[str], tensor: Callable[[str], Tensor]) -> str:

@@ -34,6 +34,8 @@ def batched(costs: Costs, target: Times, draft: Times, batch: int) -> Costs:
         draft=costs.draft * _growth(draft, 1, batch) / plain,
         verify=tuple(value * _growth(target, n, batch) / plain for n, value in enumerate(costs.verify, start=1)),
         other=tuple(value / plain for value in costs.other),
+        reading=costs.reading * batch / plain,
+        draft_reading=costs.draft_reading * batch / plain,
     )
 
 
@@ -54,7 +56,8 @@ def resized(costs: Costs, read: float, calibrated: float, target: float) -> Cost
     """
     slope = (costs.verify[0] - costs.draft) / (target - calibrated)
     line = costs.draft + slope * (read - calibrated)
-    return replace(costs, draft=max(line, costs.draft * min(read / calibrated, 1.0)) if read < calibrated else line)
+    draft = max(line, costs.draft * min(read / calibrated, 1.0)) if read < calibrated else line
+    return replace(costs, draft=draft, draft_reading=costs.draft_reading * read / calibrated)
 
 
 def best_at(costs: Costs, overlap: float) -> tuple[int, float]:

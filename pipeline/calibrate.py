@@ -1,7 +1,7 @@
 """Stage calibrate: what a draft step and a verification cost on this machine, and the agreement that breaks even.
 
 Costs depend on the draft's shape and not on its weights, so the undistilled draft is timed, and all drafts of one shape
-share one calibration.
+share one calibration, however they are trained.
 """
 
 from collections.abc import Iterator
@@ -12,21 +12,22 @@ from typing import Any
 from rich.progress import track
 
 from data.responses import read_shards
-from pipeline import held_out, trees
+from pipeline import held_out, ready, trees
 from pipeline.config import Decoding, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine
-from pipeline.proposer import prepared
+from pipeline.spread import spread
 from pipeline.tracking import Run
 from pipeline.undistilled import draft_identity, initial
-from speculative import MedusaHeads, Sampling, pack
+from speculative import MedusaHeads, Sampling
 from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
 from speculative.tree_choice import TreeCosts
 
-FORMAT = 3
+FORMAT = 7
 REPEATS = 7
+TRAINING = ("fit_head", "train_embedding")  # keys of a draft that shape no cost
 
 
 def identity(context: Context) -> dict[str, Any]:
@@ -34,11 +35,12 @@ def identity(context: Context) -> dict[str, Any]:
     branches = {"tree_widths": list(trees.widths(config.decoding))} if trees.used(config.decoding) else {}
     return {
         "target": context.target.fingerprint,
-        "draft": draft_identity(config.draft),
+        "draft": {key: value for key, value in draft_identity(config.draft).items() if key not in TRAINING},
         "decoding": {key: asdict(config.decoding)[key] for key in ("temperatures", "top_k", "top_p", "min_p", "longest_draft")},
         "machine": machine(),
         "precision": str(context.dtype),
         **branches,
+        **({"compile": True} if config.decoding.compile else {}),
         **context.target.padding,
     }
 
@@ -46,9 +48,9 @@ def identity(context: Context) -> dict[str, Any]:
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     config = context.config.decoding
     responses = list(read_shards(context.parent(Stage.generate).folder))
-    target = pack(context.target.load(context.dtype))
+    target = ready.target(context)
     undistilled, _ = initial(context)
-    draft = prepared(undistilled, context.dtype)
+    draft = ready.draft(undistilled, context)
     longest = min(config.longest_draft, draft.count) if isinstance(draft, MedusaHeads) else config.longest_draft
     details: dict[str, Any] = {"machine": machine(), "precision": str(context.dtype), "by_temperature": {}}
     metrics: dict[str, float] = {}
@@ -57,12 +59,12 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         texts = held_out.of_split(responses, "validation", temperature)
         if len(texts) < 2:
             raise PipelineError(f"corpus.validation={context.config.corpus.validation}: calibration needs two or more answers")
-        prompts = [text.request.prompt for text in texts]
+        prompts = [text.request.prompt for text in spread(texts, REPEATS)]
         repeats = [prompts[i % len(prompts)] for i in range(REPEATS)]
         sampling = sampling_of(config, temperature)
         steps[temperature, "chain"] = measure(target, draft, repeats, sampling, longest, context.target.ids)
         if trees.used(config):
-            steps[temperature, "tree"] = trees.calibrated(target, draft, repeats, sampling, config)
+            steps[temperature, "tree"] = trees.calibrated(target, draft, repeats, sampling, config, context.target.ids)
     found = _in_turns(steps)
     for temperature in config.temperatures:
         costs = found[temperature, "chain"]

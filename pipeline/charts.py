@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pipeline import lossy
 from pipeline.figures import ACCENT, AFTER, BEFORE
 from speculative.cost import Costs
 from speculative.waterfall import STEPS, Waterfall, expected_tokens
@@ -58,6 +59,13 @@ def _at(drafts: Sequence[Shown], temperature: str) -> list[Shown]:
     return [draft for draft in drafts if temperature in draft.document["by_temperature"]]
 
 
+def _which(drafts: Sequence[Shown], temperature: str) -> str:
+    """The temperature, and which of ``drafts`` were decoded with loss at it."""
+    numbers = [str(draft.number) for draft in drafts if lossy.LABEL in draft.at(temperature)]
+    which = "" if len(drafts) == 1 or not numbers else f": {', '.join(numbers)}"
+    return f"T={temperature}" + (f" ({lossy.LABEL}{which})" if numbers else "")
+
+
 def speed(drafts: Sequence[Shown]) -> Figure:
     """Overlap against measured speed with intervals and the line that costs predict; below, predicted against measured."""
     figure, panels = _panels(drafts, 8.6, rows=2)
@@ -66,13 +74,17 @@ def speed(drafts: Sequence[Shown]) -> Figure:
         overlaps = [draft.at(temperature)["alignment"]["acceptance"] for draft in some]
         _lines(above, some, temperature, max(overlaps))
         _measured(above, overlaps, some, temperature)
-        above.set(xlabel="overlap, held-out text", ylabel="measured ratio", title=f"Overlap and speed, T={temperature}")
+        above.set(
+            xlabel="overlap, held-out text", ylabel="measured ratio", title=f"Overlap and speed, {_which(some, temperature)}"
+        )
         above.legend(frameon=False, fontsize=8)
         predicted = [draft.at(temperature)["predicted"] for draft in some]
         _measured(below, predicted, some, temperature)
         edges = [*below.get_xlim(), *below.get_ylim()]
         below.plot([min(edges), max(edges)], [min(edges), max(edges)], color="black", linewidth=0.8)
-        below.set(xlabel="predicted ratio", ylabel="measured ratio", title=f"Prediction and measurement, T={temperature}")
+        below.set(
+            xlabel="predicted ratio", ylabel="measured ratio", title=f"Prediction and measurement, {_which(some, temperature)}"
+        )
     return figure
 
 
@@ -107,13 +119,14 @@ def positions(drafts: Sequence[Shown]) -> Figure:
     """P(draft k accepted | those before it were), by k."""
     figure, panels = _panels(drafts, 3.6)
     for temperature, [axis] in panels:
-        rates = [(draft, draft.at(temperature)["by_position"]) for draft in _at(drafts, temperature)]
+        some = _at(drafts, temperature)
+        rates = [(draft, draft.at(temperature)["by_position"]) for draft in some]
         longest = max(len(row) for _, row in rates)
         _many(axis, [(draft, range(1, len(row) + 1), row) for draft, row in rates], "o-")
         axis.set_xlim(0.7, longest + 0.3)
         axis.set_xticks(range(1, longest + 1))
         axis.set_ylim(0, 1)
-        axis.set(xlabel="position in the block", title=f"P(accepted | all before it accepted), T={temperature}")
+        axis.set(xlabel="position in the block", title=f"P(accepted | all before it accepted), {_which(some, temperature)}")
     return figure
 
 
@@ -137,7 +150,7 @@ def waterfall(drafts: Sequence[Shown]) -> Figure:
             _falls(axis, levels[0])
         else:
             _factors(axis, levels[:, 1:] / levels[:, :-1])
-        axis.set_title(f"From overlap to time, T={temperature}")
+        axis.set_title(f"From overlap to time, {_which(some, temperature)}")
     return figure
 
 

@@ -5,7 +5,9 @@ not there, a layer that the target lacks) the stage itself refuses.
 """
 
 import math
+import os
 import re
+import shutil
 from itertools import accumulate
 from operator import mul
 
@@ -32,6 +34,7 @@ from pipeline.config import (
 from pipeline.errors import PipelineError
 
 LARGEST_TREE = 128  # nodes, as in speculative.tree
+FEWEST_PROMPTS = 6  # whose ratios have an interval, as in pipeline.statistics
 
 
 def check(config: Config) -> None:
@@ -55,9 +58,12 @@ def check(config: Config) -> None:
     _optimizer(config.optimizer)
     _trainer(config.trainer)
     _decoding(config.decoding, config.generate)
+    _compiled(config)
     _tree(config)
+    _typical(config)
     _drafters(config)
     _export(config.export)
+    _gate(config)
     spread = config.target.device_map
     require(spread in (None, "auto"), "target.device_map", spread, "give auto, or null for one device")
     require(bool(config.target.path), "target.path", "''", "give a folder, a hub name, a GGUF file or package:NAME")
@@ -193,6 +199,16 @@ def _decoding(decoding: Decoding, generate: Generate) -> None:
     require(decoding.top_k >= 0, "decoding.top_k", decoding.top_k, "0 switches it off")
 
 
+def _compiled(config: Config) -> None:
+    """What keeps forwards from being compiled."""
+    if config.decoding.compile:
+        fix = "Medusa heads read states, which compiled forwards keep to themselves; give decoding.compile=false"
+        require(config.draft.kind is not Drafting.medusa, "decoding.compile", True, fix)
+        compiler = os.environ.get("CXX", "g++")
+        fix = f"there is no C++ compiler {compiler}; install it, or give decoding.compile=false"
+        require(shutil.which(compiler) is not None, "decoding.compile", True, fix)
+
+
 def _tree(config: Config) -> None:
     """Shapes that are no tree, and what a tree cannot do."""
     tree, rule = config.decoding.tree, config.decoding.verification
@@ -202,13 +218,33 @@ def _tree(config: Config) -> None:
     if tree == "off":
         return
     fix = "the branches of a tree are judged token by token; give token, or decoding.tree=off"
-    require(rule is Verification.token, "decoding.verification", rule.name, fix)
+    require(rule in (Verification.token, Verification.typical), "decoding.verification", rule.name, fix)
+    medusa, heads = config.draft.kind is Drafting.medusa, config.draft.heads
+    fix = "trees are timed two levels deep, which takes two heads; give draft.heads=2 or more, or decoding.tree=off"
+    require(not medusa or heads > 1, "draft.heads", heads, fix)
     if tree != "auto":
         nodes = sum(accumulate(tree, mul))
         require(nodes <= LARGEST_TREE, "decoding.tree", tree, f"it has {nodes} nodes, give up to {LARGEST_TREE}")
-        heads = config.draft.heads
-        fits = config.draft.kind is not Drafting.medusa or len(tree) <= heads
+        fits = not medusa or len(tree) <= heads
         require(fits, "decoding.tree", tree, f"draft.heads={heads} heads draft no tree deeper than that")
+        ids = config.draft.vocabulary_size if config.draft.coverage is None else 0
+        fix = f"draft.vocabulary_size={ids} leaves the draft no more ids than that, give fewer branches at a node"
+        require(ids == 0 or max(tree) <= ids, "decoding.tree", tree, fix)
+
+
+def _typical(config: Config) -> None:
+    """Thresholds that mean nothing, and where a lossy rule would pass for an exact one."""
+    decoding, export = config.decoding, config.export
+    for name in ("typical_epsilon", "typical_delta"):
+        value = getattr(decoding, name)
+        require(0 < value <= 1, f"decoding.{name}", value, "give a number above 0 and up to 1")
+    if decoding.verification is not Verification.typical:
+        return
+    fix = "at temperature 0 it is the greedy rule, which is exact; give a temperature above 0 as well, or token"
+    require(max(decoding.temperatures) > 0, "decoding.verification", "typical", fix)
+    fix = "it is lossy, and export.lossless=true lets no lossy measurement pass; give token, or export.lossless=false"
+    gated = Stage.export in config.stages and export.gate and export.lossless
+    require(not gated, "decoding.verification", "typical", f"{fix}, or leave export out of stages")
 
 
 def _drafters(config: Config) -> None:
@@ -228,3 +264,11 @@ def _export(export: Export) -> None:
     require(memory is None or memory > 0, "export.maximum_memory", memory, "give MiB above 0, or null for no limit")
     plain = export.register is None or re.fullmatch(r"\w[\w.-]*", export.register) is not None
     require(plain, "export.register", export.register, "give a name of letters, digits, dots, dashes and underscores, or null")
+
+
+def _gate(config: Config) -> None:
+    """Too few prompts for the gate to judge a speed ratio by."""
+    export, prompts = config.export, config.decoding.prompts
+    judges = Stage.export in config.stages and export.gate and export.minimum_ratio > 0
+    fix = f"the gate judges no speed ratio of so few; give {FEWEST_PROMPTS} or more, export.minimum_ratio=0 or export.gate=off"
+    require(not judges or prompts >= FEWEST_PROMPTS, "decoding.prompts", prompts, fix)

@@ -29,14 +29,17 @@ def choose(config: Config, model: PreTrainedModel, rows: list[Response], states:
     """The cheapest candidate whose overlap error, two standard errors added, is at most ``codec.max_overlap_error``.
 
     Raises:
-        PipelineError: there is no held-out text to judge by.
+        PipelineError: there is no held-out text to judge by, or a state of it that half precision does not hold.
     """
     sample = [r for r in rows if r.request.split == "validation"][:SAMPLE]
     if not sample:
         raise PipelineError("codec.kind=auto: no validation prompt got an answer to judge by; name a codec, or add prompts")
     offered = candidates(config, model, rows)
     codecs = [coding.parts(replace(config, codec=candidate), rows)["train"][1] for candidate in offered]
-    measured = rehearsal.fidelity(model, codecs, sample, states, ids)
+    try:
+        measured = rehearsal.fidelity(model, codecs, sample, states, ids)
+    except ValueError as error:  # of codec hidden alone
+        raise PipelineError(f"codec.kind=auto: {error}, which codec=hidden needs; use codec=topk, or codec=dense") from error
     for candidate, codec, found in zip(offered, codecs, measured, strict=True):
         error = abs(found.overlap_bias) + 2 * found.overlap_standard_error
         log.info("codec.kind=auto: %s is off by %.4f at most", codec, error)

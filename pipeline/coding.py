@@ -7,11 +7,13 @@ from data.dense import Dense
 from data.hidden import Hidden
 from data.responses import Response, read_shards
 from data.sampled import Sampled
+from data.states import States
 from data.topk import TopK
 from data.topmass import TopMass
 from pipeline.config import Codec as CodecConfig
 from pipeline.config import Coding, Config, Stage
 from pipeline.context import Context
+from pipeline.draft import head_is_last
 from pipeline.teacher import head_of
 
 SPARE_BYTES = 1 << 28  # room that must stay free beside the cache
@@ -21,6 +23,13 @@ Parts = dict[str, tuple[list[Response], Codec]]  # by folder
 def responses(context: Context) -> list[Response]:
     """The responses that are not empty."""
     return [r for r in read_shards(context.parent(Stage.generate).folder) if r.tokens]
+
+
+def kept_states(context: Context, model: PreTrainedModel) -> States | None:
+    """The hidden states kept with the responses, where head and states are all that the target's logits are made of."""
+    if context.config.generate.keep_states and head_is_last(model, 1e-2):
+        return States(context.parent(Stage.generate).folder)
+    return None
 
 
 def parts(config: Config, rows: list[Response]) -> Parts:

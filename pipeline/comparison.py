@@ -1,21 +1,23 @@
 """Which drafter is fastest on which kind of prompt, from the seconds and counts of every way on every prompt.
 
 A way's ratio is the median over prompts of plain time ÷ its time. "Wins" means that both intervals, over plain decoding
-and over the next best way on the same prompts, lie above 1; all else is said as what it is. Pure; it knows no model.
+and over the next best way on the same prompts, lie above 1; all else is said as what it is. Few prompts have no interval
+that could tell. Pure; it knows no model.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.statistics import median_interval
+from pipeline import lossy
+from pipeline.statistics import FEWEST, median_interval
 from speculative.metrics import total
 
 ALL, PLAIN = "all prompts", "none"
 LEGEND = (
     "Each cell: speed ratio to plain decoding, median over prompts [95 % bootstrap interval], then tokens a round. "
-    "All ways decoded each prompt one after the other. Weights are those beside the target's, in MiB, before packing and "
-    "without the draft's own cache; training is wall time on this machine."
+    f"Of fewer than {FEWEST} prompts the interval covers less than it says. "
+    "All ways decoded each prompt one after the other. Memory is what a way adds to the target, in MiB: weights, their packed "
+    "copies, and its own keys and values for the longest text here; training is wall time on this machine."
 )
 
 
@@ -51,6 +53,8 @@ def _ratio(rows: Sequence[dict[str, Any]], above: str, below: str, seed: int) ->
 def verdict(figures: dict[str, Any]) -> str:
     """Who wins on one kind of prompt, in a sentence."""
     best, ratio, margin = figures["best"], figures["ways"][figures["best"]]["ratio"], figures["margin"]
+    if figures["prompts"] < FEWEST:
+        return f"too few prompts to tell ({figures['prompts']}; it takes {FEWEST}); {best} comes first, {_interval(ratio)}"
     if ratio["low"] <= 1:
         return f"no drafter is shown to beat plain decoding; {best} comes nearest, {_interval(ratio)}"
     if margin is None or margin["low"] > 1:
@@ -61,7 +65,7 @@ def verdict(figures: dict[str, Any]) -> str:
 def verdict_rows(details: dict[str, Any]) -> list[tuple[str, str]]:
     """Name and sentence for each kind of prompt at each temperature."""
     return [
-        (f"{kind} T={temperature}", verdict(figures))
+        (f"{kind} T={temperature}{lossy.mark(entry)}", verdict(figures))
         for temperature, entry in details["by_temperature"].items()
         for kind, figures in entry["kinds"].items()
     ]
@@ -70,14 +74,14 @@ def verdict_rows(details: dict[str, Any]) -> list[tuple[str, str]]:
 def table(entry: dict[str, Any]) -> list[list[str]]:
     """The header and a line for each way, at one temperature."""
     kinds = entry["kinds"]
-    header = ["drafter", "set to", "weights", "training", *(f"{kind} ({kinds[kind]['prompts']})" for kind in kinds)]
+    header = ["drafter", "set to", "memory added", "training", *(f"{kind} ({kinds[kind]['prompts']})" for kind in kinds)]
     return [header, *([*_facts(way), *(_cell(kinds[kind]["ways"][way["name"]]) for kind in kinds)] for way in entry["ways"])]
 
 
 def _facts(way: dict[str, Any]) -> list[str]:
-    weights = f"{way['bytes'] / 2**20:.1f}" if way["bytes"] else "–"
-    seconds = way["training_seconds"] if way["bytes"] else math.nan
-    return [way["name"], way["words"], weights, "–" if math.isnan(seconds) else f"{seconds / 60:.0f} min"]
+    memory = f"{way['bytes'] / 2**20:.1f}" if way["bytes"] else "–"
+    seconds = way["training_seconds"] if way["bytes"] else None
+    return [way["name"], way["words"], memory, "–" if seconds is None else f"{seconds / 60:.0f} min"]
 
 
 def _cell(figures: dict[str, Any]) -> str:
@@ -95,6 +99,12 @@ def lossless(entry: dict[str, Any]) -> str:
     return f"Of {entry['compared']} greedy outputs {entry['different']} differ from plain decoding's."
 
 
+def notes(entry: dict[str, Any]) -> str:
+    """What is not in the figures, and what may be in them that should not."""
+    short = f"{entry['left_out']} more prompts had answers too short to be timed." if entry["left_out"] else ""
+    return f"{short} {entry['foreign']}".strip()
+
+
 def markdown(details: dict[str, Any]) -> str:
     """The tables, and who wins where."""
     parts = []
@@ -104,16 +114,22 @@ def markdown(details: dict[str, Any]) -> str:
             "| " + " | ".join(cell.replace("|", "/") for cell in line) + " |"
             for line in (header, ["---"] * len(header), *lines)
         ]
-        verdicts = [f"- {kind}: {verdict(figures)}." for kind, figures in entry["kinds"].items()]
-        parts += [f"## Drafters at temperature {temperature}", "\n".join(rows), "\n".join(verdicts), lossless(entry)]
+        mark = lossy.mark(entry)
+        verdicts = [f"- {kind}{mark}: {verdict(figures)}." for kind, figures in entry["kinds"].items()]
+        loss = f"**Lossy:** {lossy.words(entry[lossy.LABEL])}." if mark else ""
+        title = f"## Drafters at temperature {temperature}{mark}"
+        parts += [title, loss, "\n".join(rows), "\n".join(verdicts), lossless(entry), notes(entry)]
     return "\n\n".join([part for part in parts if part] + [LEGEND]) + "\n"
 
 
 def metrics(entry: dict[str, Any], end: str) -> dict[str, float]:
-    """Figures over all prompts, by way."""
+    """Figures over all prompts, by way; of a lossy rule also how far the texts are from the target, see ``lossy.metrics``."""
     found = {}
+    bounds = entry[lossy.LABEL]["at_least"] if lossy.LABEL in entry else {}
     for name, figures in entry["kinds"][ALL]["ways"].items():
         way = name.replace(", ", "_").replace(" ", "_")
+        if name in bounds:
+            found[f"drafters/{way}/total_variation_at_least{end}"] = bounds[name]["mean"]
         found[f"drafters/{way}/tokens_per_round{end}"] = figures["tokens_per_round"]
         found |= {
             f"drafters/{way}/ratio{part}{end}": figures["ratio"][key]

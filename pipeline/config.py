@@ -195,11 +195,12 @@ class Trainer:
 
 
 class Verification(Enum):
-    """How drafts are judged above temperature 0; all keep the target's law."""
+    """How drafts are judged above temperature 0; all but ``typical``, which is lossy, keep the target's law."""
 
     token = 1
     block = 2
     match = 3
+    typical = 4
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,8 @@ class Decoding:
     top_p: float = 1.0
     min_p: float = 0.0
     verification: Verification = Verification.token
+    typical_epsilon: float = 0.09
+    typical_delta: float = 0.3
     draft_tokens: int | None = None
     tree: Any = "off"
     longest_draft: int = 5
@@ -216,6 +219,7 @@ class Decoding:
     max_new_tokens: int = 80
     lossless_tokens: int = 64
     baselines: bool = True
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,7 @@ class Drafters:
     path: str | None = None
     column: str = "turns"
     category: str = "category"
-    prompts: int = 4
+    prompts: int = 8
     max_prompt_tokens: int = 1024
 
 

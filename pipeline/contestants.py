@@ -4,6 +4,7 @@ Every way is set on validation prompts, by costs that are measured in turns and 
 prompts that are raced have no say. It knows no file and no table.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +14,11 @@ from transformers import PreTrainedModel
 
 import speculative
 from data.responses import Response
-from pipeline import trees
+from pipeline import lossy, trees
 from pipeline.config import Decoding
+from pipeline.gate import MIB, extra_memory
 from pipeline.proposer import Proposer
+from pipeline.spread import spread
 from speculative import MedusaHeads, PromptLookup, Sampling
 from speculative.calibration import measure
 from speculative.cost import Costs
@@ -24,6 +27,7 @@ from speculative.tree_choice import TreeCosts
 
 REPEATS = 4  # of every timing, the first to warm up
 TEXTS = 10  # validation prompts that are decoded to set a way
+LONGEST_MATCH = 3  # tokens that prompt lookup looks for first
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,13 @@ class Trained:
     proposer: Proposer
     seconds: float
 
-    @property
-    def bytes(self) -> int:
-        """Its weights as they decode, before they are packed."""
-        kept = self.proposer if isinstance(self.proposer, MedusaHeads) else self.proposer.model
-        return sum(tensor.numel() * tensor.element_size() for tensor in kept.parameters())
+    def bytes(self, positions: int) -> int:
+        """Its weights and their packed copies, and a model's keys and values of one sequence of ``positions``."""
+        heads = isinstance(self.proposer, MedusaHeads)
+        kept = self.proposer if heads else self.proposer.model
+        packed = (layer.weight for layer in kept.modules() if getattr(layer, "packed", None) is not None)
+        weights = sum(tensor.numel() * tensor.element_size() for tensor in (*kept.parameters(), *packed))
+        return weights if heads else weights + round(extra_memory(kept.config, 0, kept.dtype.itemsize, positions) * MIB)
 
 
 @dataclass(frozen=True)
@@ -54,13 +60,14 @@ class Way:
         draft = self.trained and self.trained.proposer
         return speculative.generate(target, draft, [prompt], max_new_tokens=new_tokens, **self.options, **more)
 
-    @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self, positions: int) -> dict[str, Any]:
+        """Plain values, as JSON has them: None where it is not known how long training took; ``positions`` as in ``bytes``."""
+        seconds = self.trained.seconds if self.trained else 0.0
         return {
             "name": self.name,
             "words": self.words,
-            "bytes": self.trained.bytes if self.trained else 0,
-            "training_seconds": self.trained.seconds if self.trained else 0.0,
+            "bytes": self.trained.bytes(positions) if self.trained else 0,
+            "training_seconds": None if math.isnan(seconds) else seconds,
         }
 
 
@@ -72,28 +79,34 @@ def ways(
     sampling: Sampling,
     config: Decoding,
     seed: int,
+    ids: int | None = None,
 ) -> list[Way]:
-    """All ways at one temperature, plain decoding the first. ``texts`` are answers to validation prompts."""
-    some = [replace(text, tokens=text.tokens[: config.max_new_tokens]) for text in texts[:TEXTS]]
-    common = {"sampling": sampling, "verification": config.verification.name, "seed": seed}
+    """All ways at one temperature, plain decoding the first. ``texts`` are answers to validation prompts.
+
+    ``ids`` of the target can be drawn, rows of its head behind them are padding.
+    """
+    some = [replace(text, tokens=text.tokens[: config.max_new_tokens]) for text in spread(texts, TEXTS)]
+    common = {"sampling": sampling, **lossy.rule(config), "seed": seed, "vocabulary_size": ids}
     trained = [one for one in (model, heads) if one is not None]
-    chains, branching = _costs(target, trained, [text.request.prompt for text in texts], sampling, config)
-    looked = replace(chains[model.name], draft=0.0)
-    lookup = {"lookup": PromptLookup()}
+    chains, branching = _costs(target, trained, [text.request.prompt for text in spread(texts, REPEATS)], sampling, config, ids)
     found = [Way("none", "plain decoding", {"num_draft_tokens": 0, **common})]
-    found.append(_chain(target, Way("prompt lookup", "", lookup | common), some, looked))
+    found.append(_lookup(target, Way("prompt lookup", "", common), some, chains[model.name]))
     for one in trained:
         found.append(_chain(target, Way(f"{one.name}, chain", "", common, one), some, chains[one.name]))
         if trees.used(config):
-            choice = trees.choose(target, one.proposer, some, sampling, config, branching[one.name], seed)
+            choice = trees.choose(target, one.proposer, some, sampling, config, branching[one.name], seed, ids)
             found.append(Way(f"{one.name}, tree", choice.words, {"tree": choice.tree, **common}, one))
-    # Where lookup matches, drafting costs less than this.
-    found.append(_chain(target, Way("lookup else model", "", lookup | common, model), some, chains[model.name]))
+    found.append(_lookup(target, Way("lookup else model", "", common, model), some, chains[model.name]))
     return found
 
 
 def _costs(
-    target: PreTrainedModel, trained: Sequence[Trained], prompts: Sequence[Sequence[int]], sampling: Sampling, config: Decoding
+    target: PreTrainedModel,
+    trained: Sequence[Trained],
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    config: Decoding,
+    ids: int | None,
 ) -> tuple[dict[str, Costs], dict[str, TreeCosts]]:
     """Costs of chains and of trees by the name of the drafter, measured in turns."""
     repeats = [prompts[i % len(prompts)] for i in range(REPEATS)]
@@ -101,9 +114,9 @@ def _costs(
     branching: dict[str, Iterator[TreeCosts]] = {}
     for one in trained:
         longest = _longest(one.proposer, config)
-        chains[one.name] = measure(target, one.proposer, repeats, sampling, longest)
+        chains[one.name] = measure(target, one.proposer, repeats, sampling, longest, ids)
         if trees.used(config):
-            branching[one.name] = trees.calibrated(target, one.proposer, repeats, sampling, config)
+            branching[one.name] = trees.calibrated(target, one.proposer, repeats, sampling, config, ids)
     found: tuple[dict[str, Costs], dict[str, TreeCosts]] = ({}, {})
     for _ in track(range(REPEATS - 1), description=f"{'costs of drafters':<28}", transient=True):
         found = ({name: next(steps) for name, steps in chains.items()}, {name: next(s) for name, s in branching.items()})
@@ -116,20 +129,47 @@ def _longest(proposer: Proposer, config: Decoding) -> int:
 
 def _chain(target: PreTrainedModel, way: Way, texts: Sequence[Response], costs: Costs) -> Way:
     """The way at the K that pays best."""
-    at_most = replace(way, options={"num_draft_tokens": costs.longest, **way.options})
+    length, _ = best_length(*_counted(target, way, texts, costs.longest), costs)
+    return replace(way, words=f"K = {length}", options={"num_draft_tokens": length, **way.options})
+
+
+def _lookup(target: PreTrainedModel, way: Way, texts: Sequence[Response], costs: Costs) -> Way:
+    """The same with prompt lookup, at the shortest n-gram, 1 to LONGEST_MATCH, that pays best with it."""
+    found: dict[int, tuple[int, float]] = {}
+    for shortest in range(1, LONGEST_MATCH + 1):
+        with_lookup = replace(way, options={"lookup": PromptLookup(LONGEST_MATCH, shortest), **way.options})
+        found[shortest] = best_length(*_counted(target, with_lookup, texts, costs.longest), costs)
+    shortest = max(found, key=lambda size: found[size][1])
+    length, _ = found[shortest]
+    options = {"lookup": PromptLookup(LONGEST_MATCH, shortest), "num_draft_tokens": length, **way.options}
+    return replace(way, words=f"K = {length} after {shortest} or more equal tokens", options=options)
+
+
+def _counted(target: PreTrainedModel, way: Way, texts: Sequence[Response], length: int) -> tuple[Acceptance, float]:
+    """Rounds at K = ``length``, and the share of their drafts that a model made."""
+    at_most = replace(way, options={"num_draft_tokens": length, **way.options})
     done = [
         at_most.decode(target, text.request.prompt, len(text.tokens), row_keys=[text.request.key])
         for text in track(texts, description=f"{way.name:<28}", transient=True)
     ]
-    length = best_length(total(one.acceptance[0] for one in done), costs)
-    return replace(way, words=f"K = {length}", options={"num_draft_tokens": length, **way.options})
+    counts = total(one.acceptance[0] for one in done)
+    if "lookup" not in way.options:
+        return counts, 1.0
+    return counts, sum(one.draft_forwards for one in done) / max(counts.proposed, 1)
 
 
-def best_length(counts: Acceptance, costs: Costs) -> int:
-    """The K ≥ 1 with the most tokens for its cost; of m drafts that stayed in ``counts``, at the longest, K keeps min(m, K)."""
+def best_length(counts: Acceptance, by_model: float, costs: Costs) -> tuple[int, float]:
+    """The K ≥ 1 with the most tokens for its cost, and that speed in tokens a plain step.
+
+    Of ``counts``, at the longest K: a round with p drafts of which m stayed has min(p, K) of them at K, and min(m, K) stay;
+    without a draft it costs a plain step. A model makes the share ``by_model`` of the drafts, the others cost nothing.
+    """
+    costs = replace(costs, draft=by_model * costs.draft, heads=by_model * costs.heads)
 
     def speed(length: int) -> float:
-        kept = sum(min(m, length) * number for row in counts.rounds for m, number in enumerate(row))
-        return (kept / counts.target_forwards + 1) / costs.round(length)
+        rounds = [(min(p, length), min(m, length), n) for p, row in enumerate(counts.rounds) for m, n in enumerate(row)]
+        return sum((kept + 1) * n for _, kept, n in rounds) / sum(costs.round(drafts) * n for drafts, _, n in rounds)
 
-    return max(range(1, costs.longest + 1), key=speed)
+    speeds = {length: speed(length) for length in range(1, costs.longest + 1)}
+    best = max(speeds, key=speeds.__getitem__)
+    return best, speeds[best]

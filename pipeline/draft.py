@@ -20,6 +20,8 @@ from pipeline.config import Draft as DraftConfig
 from pipeline.errors import PipelineError
 from speculative import Draft
 
+TRANSLATION = ("vocabulary", "outputs", "inputs")  # fields of Draft that are kept beside its weights
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -123,10 +125,10 @@ def shape(draft: Draft) -> Shape:
 
 
 def save(draft: Draft, folder: Path) -> None:
-    """Write config, weights and vocabulary into ``folder``."""
+    """Write config, weights and vocabulary into ``folder``, and how ids are translated for a draft with another tokenizer."""
     state = {name: tensor.detach().clone().contiguous() for name, tensor in draft.model.state_dict().items()}
-    if draft.vocabulary is not None:
-        state["draft_vocabulary"] = draft.vocabulary
+    translation = {name: getattr(draft, name) for name in TRANSLATION}
+    state |= {f"draft_{name}": tensor for name, tensor in translation.items() if tensor is not None}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "draft.safetensors")
     draft.model.config.save_pretrained(folder)
@@ -136,10 +138,11 @@ def save(draft: Draft, folder: Path) -> None:
 def load(folder: Path, dtype: torch.dtype) -> Draft:
     """The draft saved in ``folder``, in eval mode."""
     state = load_file(folder / "draft.safetensors")
-    vocabulary = state.pop("draft_vocabulary", None)
-    model = _empty(AutoConfig.from_pretrained(folder, trust_remote_code=False), vocabulary)
+    translation = {name: state.pop(f"draft_{name}", None) for name in TRANSLATION}
+    trimmed = translation["vocabulary"] if translation["outputs"] is None else None  # else the head has all its own rows
+    model = _empty(AutoConfig.from_pretrained(folder, trust_remote_code=False), trimmed)
     model.load_state_dict(state)
-    return Draft(model.to(dtype).eval(), vocabulary)
+    return Draft(model.to(dtype).eval(), **translation)
 
 
 def _empty(config: AutoConfig, vocabulary: Tensor | None) -> PreTrainedModel:

@@ -3,11 +3,11 @@
 Each is answered plainly first: every way of decoding then writes as many tokens as the target's own answer has.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,14 +17,17 @@ from data import sources, standard_library
 from data.prompts import CorpusError
 from data.responses import Response
 from data.splits import read_split
+from pipeline.comparison import ALL
 from pipeline.config import Drafters, Source, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.generate import eos_token_ids, prompt_ids
 from pipeline.plan import SHORTEST
+from pipeline.spread import spread
 from speculative import Sampling
 
 CHAT, CODE = "chat", "code completion"
+OWN = (CHAT, CODE, ALL)  # kinds that no category of a file may be taken for
 BATCH = 8
 # Spec-Bench reports the eight categories of MT-bench as one task (Xia et al., 2401.07851).
 MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
@@ -41,21 +44,39 @@ class Case:
     new_tokens: int = 0
 
 
-def gather(context: Context, answers: Sequence[Response]) -> list[Case]:
-    """As many prompts of each kind as ``drafters.prompts`` says; ``answers`` are those to the test prompts."""
+def room(positions: int | None, new_tokens: int) -> int:
+    """The most tokens of a prompt that leave ``new_tokens`` of a context's ``positions``, None being no limit.
+
+    Raises:
+        PipelineError: no prompt does.
+    """
+    left = sys.maxsize if positions is None else positions - new_tokens
+    if left < 1:
+        fix = f"the context holds {positions} positions, which leaves none for a prompt; lower it"
+        raise PipelineError(f"decoding.max_new_tokens={new_tokens}: {fix}")
+    return left
+
+
+def gather(context: Context, answers: Sequence[Response], most: int) -> list[Case]:
+    """As many prompts of each kind as ``drafters.prompts`` says; ``answers`` are those to the test prompts.
+
+    Prompts of more than ``most`` tokens are passed over; code loses its beginning.
+
+    Raises:
+        PipelineError: no prompt is left.
+    """
     config, tokenizer = context.config.drafters, context.target.tokenizer()
-    found = {CHAT: [answer.request.prompt for answer in answers]}
-    found[CODE] = [tuple(tokenizer(text)["input_ids"][-config.max_prompt_tokens :]) for text in _code(context)]
+    longest = min(config.max_prompt_tokens, most)
+    found = {CHAT: [answer.request.prompt for answer in answers if len(answer.request.prompt) <= most]}
+    found[CODE] = [tuple(tokenizer(text)["input_ids"][-longest:]) for text in _code(context)]
     if config.path is not None:
-        found |= _of_file(config, tokenizer, context.config.target.system_prompt)
-    chosen = [(kind, prompt) for kind, prompts in found.items() for prompt in _spread(prompts, config.prompts)]
+        found |= of_file(config, tokenizer, context.config.target.system_prompt, longest)
+    chosen = [(kind, prompt) for kind, prompts in found.items() for prompt in spread(prompts, config.prompts)]
+    if not chosen:
+        raise PipelineError(
+            f"drafters.path={config.path}: no prompt has {longest} tokens or fewer; name a file of shorter ones"
+        )
     return [Case(kind, tuple(prompt), key) for key, (kind, prompt) in enumerate(chosen)]
-
-
-def _spread(prompts: Sequence[Any], count: int) -> list[Any]:
-    """``count`` of them, at even distances."""
-    count = min(count, len(prompts))
-    return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
 def _code(context: Context) -> list[str]:
@@ -68,7 +89,14 @@ def _code(context: Context) -> list[str]:
     return standard_library.beginnings(names)
 
 
-def _of_file(config: Drafters, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None) -> dict[str, list[Sequence[int]]]:
+def of_file(
+    config: Drafters, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None, longest: int
+) -> dict[str, list[Sequence[int]]]:
+    """Ids of the prompts of ``drafters.path`` that have up to ``longest``, by kind; none goes by the name of another kind.
+
+    Raises:
+        PipelineError: the file cannot be read, lacks a column, or has no prompt so short.
+    """
     try:
         prompts, _ = sources.read(str(config.path), column=config.column, document_column=config.category)
     except CorpusError as error:
@@ -78,12 +106,12 @@ def _of_file(config: Drafters, tokenizer: PreTrainedTokenizerBase, system_prompt
     whole = {prompt.source for prompt in prompts} >= MT_BENCH
     for prompt in prompts:
         ids = prompt_ids(tokenizer, prompt.text, system_prompt)
-        if len(ids) <= config.max_prompt_tokens:
-            found[CONVERSATION if whole and prompt.source in MT_BENCH else prompt.source].append(ids)
+        if len(ids) <= longest:
+            kind = CONVERSATION if whole and prompt.source in MT_BENCH else prompt.source
+            found[f"{kind} (of the file)" if kind in OWN else kind].append(ids)
     if not found:
-        raise PipelineError(
-            f"drafters.max_prompt_tokens={config.max_prompt_tokens}: no prompt of {Path(config.path).name} fits"
-        )
+        place = f"drafters.max_prompt_tokens={config.max_prompt_tokens}: no prompt of {Path(config.path).name}"
+        raise PipelineError(f"{place} has {longest} tokens or fewer, which is what fits")
     return found
 
 
@@ -94,6 +122,7 @@ def answered(
     longest: int,
     sampling: Sampling,
     seed: int,
+    ids: int | None = None,
 ) -> list[Case]:
     """The cases whose answer is long enough to be timed, each with its length, up to ``longest`` tokens.
 
@@ -112,8 +141,9 @@ def answered(
             eos_token_ids=eos,
             seed=seed,
             row_keys=[case.key for case in some],
+            vocabulary_size=ids,
         )
-        found += [Case(case.kind, case.prompt, case.key, len(ids)) for case, ids in zip(some, done.tokens, strict=True)]
+        found += [Case(case.kind, case.prompt, case.key, len(tokens)) for case, tokens in zip(some, done.tokens, strict=True)]
     kept = [case for case in found if case.new_tokens >= min(SHORTEST, longest)]
     if not kept:
         raise PipelineError(

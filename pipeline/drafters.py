@@ -5,54 +5,32 @@ wins where is said in ``pipeline.comparison``.
 """
 
 import json
+import logging
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
 from rich.progress import track
 from transformers import PreTrainedModel
 
-from data.artifact import MANIFEST, file_hash, folder_hash
+from data.artifact import file_hash
 from data.responses import read_shards
-from pipeline import comparison, drafter_prompts, effort, held_out, proposer
+from pipeline import card, comparison, drafter_prompts, drafters_page, effort, held_out, lossy, proposer, ready
 from pipeline.calibrate import sampling_of, suffix
 from pipeline.config import Stage
 from pipeline.contestants import Trained, Way, ways
 from pipeline.context import Context
 from pipeline.drafter_prompts import Case
 from pipeline.errors import PipelineError
+from pipeline.given_heads import GivenHeads
 from pipeline.hardware import machine
 from pipeline.tracking import Run
-from speculative import MedusaHeads, pack
+from speculative import Typical
 
-FORMAT = 1
+log = logging.getLogger("draftsmith")
+FORMAT = 2
 TEXT, PAGE, RECORD = "drafters.md", "drafters.html", "drafters.json"
-TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>
-  body { font: 15px/1.5 system-ui, sans-serif; color: #1a202c; max-width: 1300px; margin: 2rem auto; padding: 0 1.2rem; }
-  .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; }
-  th, td { padding: .3rem .55rem; text-align: left; border-bottom: 1px solid #e2e8f0; white-space: nowrap; }
-  .note { color: #718096; }
-</style></head><body>
-<h1>{{ title }}</h1>
-<p class="note">{{ where }}. Made by <code>{{ command }}</code></p>
-{% for temperature, entry in details.by_temperature.items() %}
-<h2>Temperature {{ temperature }}</h2>
-<div class="scroll"><table>
-{% for line in table(entry) %}{% set tag = "th" if loop.first else "td" %}
-<tr>{% for cell in line %}<{{ tag }}>{{ cell }}</{{ tag }}>{% endfor %}</tr>
-{% endfor %}
-</table></div>
-<ul>{% for kind, figures in entry.kinds.items() %}<li>{{ kind }}: {{ verdict(figures) }}.</li>{% endfor %}</ul>
-<p>{{ lossless(entry) }}</p>
-{% endfor %}
-<p class="note">{{ legend }}</p>
-</body></html>
-"""
 
 
 def identity(context: Context) -> dict[str, Any]:
@@ -60,22 +38,14 @@ def identity(context: Context) -> dict[str, Any]:
     names = ("temperatures", "top_k", "top_p", "min_p", "longest_draft", "tree", "max_new_tokens")
     return {
         "drafters": {name: value for name, value in asdict(config).items() if name not in ("heads", "path")},
-        "heads": _heads_hash(config.heads),
+        "heads": config.heads and GivenHeads(config.heads).fingerprint,
         "prompts": _file_hash(config.path),
         "decoding": {name: getattr(decoding, name) for name in names} | {"verification": decoding.verification.name},
+        **lossy.thresholds_used(decoding),
         "machine": machine(),
         "precision": str(context.dtype),
         "seed": context.config.seed,
     }
-
-
-def _heads_hash(folder: str | None) -> str | None:
-    if folder is None:
-        return None
-    place = Path(folder).expanduser()
-    if not (place / MANIFEST).is_file() or not (place / "draft").is_dir():
-        raise PipelineError(f"drafters.heads={folder}: give a result folder of the stage distil, with its manifest and draft")
-    return folder_hash(place / "draft")
 
 
 def _file_hash(path: str | None) -> str | None:
@@ -86,11 +56,31 @@ def _file_hash(path: str | None) -> str | None:
     return file_hash(Path(path).expanduser())
 
 
+def look_ahead(context: Context, generate: str, corpus: str) -> None:
+    """Refuse what would fail at the end before anything long begins; the two are the fingerprints of the stages' results.
+
+    Raises:
+        PipelineError: the heads or the file of prompts cannot be compared with.
+    """
+    config, decoding, target = context.config.drafters, context.config.decoding, context.target
+    most = drafter_prompts.room(target.positions, decoding.max_new_tokens)
+    if config.heads is not None:
+        heads = GivenHeads(config.heads)
+        heads.check(target.fingerprint, decoding.tree)
+        if warning := heads.foreign(generate, corpus):
+            log.warning("drafters.heads=%s: %s", config.heads, warning)
+    if config.path is not None:
+        longest = min(most, config.max_prompt_tokens)
+        drafter_prompts.of_file(config, target.tokenizer(), context.config.target.system_prompt, longest)
+
+
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
-    config, seed = context.config.decoding, context.config.seed
+    config, seed, ids = context.config.decoding, context.config.seed, context.target.ids
     responses = list(read_shards(context.parent(Stage.generate).folder))
     model, heads = _trained(context, child)
-    target = pack(context.target.load(context.dtype))
+    target = ready.target(context)
+    known = [context.target.positions, getattr(model.proposer.model.config, "max_position_embeddings", None)]
+    most = drafter_prompts.room(min(filter(None, known), default=None), config.max_new_tokens)
     details: dict[str, Any] = {"by_temperature": {}}
     metrics: dict[str, float] = {}
     for temperature in config.temperatures:
@@ -98,21 +88,28 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         texts, answers = (held_out.of_split(responses, split, temperature) for split in ("validation", "test"))
         if not texts or not answers:
             raise PipelineError(f"corpus.validation, corpus.test: no prompt of both has an answer at {temperature:g}")
-        cases = drafter_prompts.gather(context, answers)
-        timed = drafter_prompts.answered(target, context.target.tokenizer(), cases, config.max_new_tokens, sampling, seed)
-        found = ways(target, model, heads, texts, sampling, config, seed)
-        rows = [_race(target, found, case, place) for place, case in enumerate(_shown([timed[0], *timed], temperature))][1:]
+        cases = drafter_prompts.gather(context, answers, most)
+        timed = drafter_prompts.answered(target, context.target.tokenizer(), cases, config.max_new_tokens, sampling, seed, ids)
+        found = ways(target, model, heads, texts, sampling, config, seed, ids)
+        typical = lossy.typical_at(config, temperature)
+        shown = _shown([timed[0], *timed], temperature)
+        rows = [_race(target, found, case, place, typical) for place, case in enumerate(shown)][1:]
+        positions = max(len(case.prompt) + case.new_tokens for case in timed)
         different = [row["different"] for row in rows]
         entry = {
-            "ways": [way.facts for way in found],
+            "ways": [way.facts(positions) for way in found],
             "kinds": comparison.summarise(rows, [way.name for way in found], seed),
             "compared": len(rows) * (len(found) - 1),
             "different": sum(different) if sampling.greedy else None,
             "left_out": len(cases) - len(timed),
+            "foreign": _foreign(context),
             "prompts": [{name: row[name] for name in ("kind", "new_tokens", "seconds")} for row in rows],
         }
+        if typical is not None:
+            at_least = {way.name: lossy.at_least(rows, way.name, seed) for way in found}
+            entry[lossy.LABEL] = lossy.thresholds(config) | {"at_least": at_least}
         details["by_temperature"][f"{temperature:g}"] = entry
-        metrics |= comparison.metrics(entry, suffix(temperature, config))
+        metrics |= comparison.metrics(entry, suffix(temperature, config) + lossy.ending(config, temperature))
     _write(context, folder, details)
     return metrics, details
 
@@ -123,36 +120,44 @@ def _shown(cases: list[Case], temperature: float) -> Any:
 
 def _trained(context: Context, run: Run) -> tuple[Trained, Trained | None]:
     """The draft model of this run, and the heads if they are named."""
-    distilled, place = context.parent(Stage.distil), context.config.drafters.heads
+    distilled, named = context.parent(Stage.distil), context.config.drafters.heads
     model = proposer.load(distilled.folder / "draft", context.dtype, context.target.fingerprint)
     seconds = effort.seconds(run, distilled.fingerprint)
-    found = Trained("draft model", proposer.prepared(model, context.dtype), seconds)
-    if place is None:
-        return found, None
-    folder = Path(place).expanduser().resolve()
-    heads = proposer.load(folder / "draft", context.dtype, context.target.fingerprint)
-    if not isinstance(heads, MedusaHeads):
-        raise PipelineError(f"drafters.heads={place}: a draft model lies there; name the folder of a run with draft=medusa")
-    tree = context.config.decoding.tree
-    if isinstance(tree, list) and len(tree) > heads.count:
-        raise PipelineError(f"decoding.tree={tree}: the {heads.count} heads of drafters.heads draft no tree deeper than that")
-    return found, Trained("Medusa heads", proposer.prepared(heads, context.dtype), effort.seconds(run, folder.name))
+    trained = Trained("draft model", ready.draft(model, context), seconds)
+    if named is None:
+        return trained, None
+    given = GivenHeads(named)
+    given.check(context.target.fingerprint, context.config.decoding.tree)
+    heads = proposer.load(given.draft, context.dtype, context.target.fingerprint)
+    seconds = effort.seconds(run, given.folder.name)
+    return trained, Trained("Medusa heads", ready.draft(heads, context), seconds)
 
 
-def _race(target: PreTrainedModel, found: list[Way], case: Case, place: int) -> dict[str, Any]:
-    """One prompt in every way; who begins changes from prompt to prompt."""
+def _foreign(context: Context) -> str:
+    """What is to be said of what the heads have learnt from."""
+    named = context.config.drafters.heads
+    results = (context.parent(stage).fingerprint for stage in (Stage.generate, Stage.corpus))
+    return GivenHeads(named).foreign(*results) if named else ""
+
+
+def _race(target: PreTrainedModel, found: list[Way], case: Case, place: int, typical: Typical | None) -> dict[str, Any]:
+    """One prompt in every way; who begins changes from prompt to prompt. ``typical``: the rule, if it is lossy."""
     turn = place % len(found)
     done = {
         way.name: way.decode(target, case.prompt, case.new_tokens, row_keys=[case.key])
         for way in (*found[turn:], *found[:turn])
     }
     plain = done[comparison.PLAIN].tokens
+    texts = {name: one.tokens[0] for name, one in done.items()}
+    sampling = found[0].options["sampling"]
+    loss = {} if typical is None else {"excess": lossy.measured(target, case.prompt, texts, sampling, typical)}
     return {
         "kind": case.kind,
         "new_tokens": case.new_tokens,
         "seconds": {name: sum(asdict(one.seconds).values()) for name, one in done.items()},
         "acceptance": {name: one.acceptance[0] for name, one in done.items()},
         "different": sum(one.tokens != plain for one in done.values()),
+        **loss,
     }
 
 
@@ -160,13 +165,10 @@ def _write(context: Context, folder: Path, details: dict[str, Any]) -> None:
     facts = ", ".join(f"{key} {value}" for key, value in machine().items())
     where = f"{context.target.name}, {str(context.dtype).removeprefix('torch.')}; {facts}"
     title = f"Drafters for {context.target.name}"
-    command = " ".join(["python -m pipeline", *context.overrides])
-    (folder / TEXT).write_text(f"# {title}\n\n{where}\n\n{comparison.markdown(details)}", encoding="utf-8")
+    command = card.command(context.overrides)
+    (folder / TEXT).write_text(f"# {title}\n\n{where}. Made by `{command}`\n\n{comparison.markdown(details)}", encoding="utf-8")
     (folder / RECORD).write_text(json.dumps({"target": context.target.name, "machine": machine(), **details}))
-    page = Environment(autoescape=True).from_string(TEMPLATE)
-    tools = {"table": comparison.table, "verdict": comparison.verdict, "lossless": comparison.lossless}
-    written = page.render(title=title, where=where, command=command, details=details, legend=comparison.LEGEND, **tools)
-    (folder / PAGE).write_text(written, encoding="utf-8")
+    (folder / PAGE).write_text(drafters_page.render(title, where, command, details), encoding="utf-8")
 
 
 def publish(context: Context, run: Run) -> None:
@@ -176,7 +178,14 @@ def publish(context: Context, run: Run) -> None:
         shutil.copyfile(artifact.folder / name, context.output / name)
         run.file(artifact.folder / name)
     rows = [
-        {"temperature": temperature, "kind": kind, "drafter": name, "tokens_per_round": way["tokens_per_round"], **way["ratio"]}
+        {
+            "temperature": temperature,
+            "kind": kind,
+            "drafter": name,
+            "tokens_per_round": way["tokens_per_round"],
+            **way["ratio"],
+            "lossy": lossy.LABEL in entry and name != comparison.PLAIN,
+        }
         for temperature, entry in artifact.details["by_temperature"].items()
         for kind, figures in entry["kinds"].items()
         for name, way in figures["ways"].items()

@@ -1,6 +1,7 @@
-"""A draft that exists already: loaded from a folder, and refused unless its tokenizer is the target's.
+"""A draft that exists already: loaded from a folder or the hub, and refused unless its tokenizer is the target's.
 
-Equal sizes prove nothing; every id must stand for the same string, or the draft proposes other text than it means.
+Equal sizes prove nothing; every id must stand for the same string, or the draft proposes other text than it means. Measured
+as it is, a draft with another tokenizer proposes the tokens that both have, which is exact.
 Whether it is distilled further or measured as it is, the stages say: without logits, distil and export nothing trains it.
 """
 
@@ -13,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from data.artifact import file_hash, fingerprint
 from pipeline.config import Config, Stage
 from pipeline.errors import PipelineError
+from pipeline.target import hub_folder, is_hub_name
+from speculative import Draft, shared_draft
 from speculative.vocabulary import first_difference
 
 TRAINING = {Stage.logits, Stage.distil, Stage.export}  # stages that ask for a draft distilled here
@@ -31,23 +34,31 @@ def settled(config: Config) -> Config:
     return replace(config, draft=replace(config.draft, **WHOLE), generate=replace(config.generate, keep_states=False))
 
 
+def look_ahead(config: Config, target_tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a ``draft.path`` that is no model, or none that could be trained, without loading it.
+
+    Raises:
+        PipelineError: as ``find``; a pair as it is may have two tokenizers.
+    """
+    path = str(config.draft.path)
+    if as_it_is(config):
+        _tokenizer(path, located(path))
+    else:
+        find(path, target_tokenizer)
+
+
 def find(path: str, target_tokenizer: PreTrainedTokenizerBase) -> Path:
     """The folder at ``draft.path``.
 
     Raises:
         PipelineError: no such model, or a tokenizer that differs; the first differing id is named.
     """
-    folder = Path(path).expanduser()
-    if not (folder / "config.json").is_file():
-        raise PipelineError(f"draft.path={path}: no model folder; give a folder with config.json and *.safetensors")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (ValueError, OSError) as error:
-        raise PipelineError(f"draft.path={path}: {error}") from error
-    difference = first_difference(target_tokenizer, tokenizer)
+    folder = located(path)
+    difference = first_difference(target_tokenizer, _tokenizer(path, folder))
     if difference:
         raise PipelineError(
-            f"draft.path={path}: its tokenizer is not the target's ({difference}); choose a sibling of the target"
+            f"draft.path={path}: its tokenizer is not the target's ({difference}); choose a sibling of the target, or measure "
+            "the pair as it is (stages=[speculate,report])"
         )
     return folder
 
@@ -58,15 +69,51 @@ def load(path: str, target_tokenizer: PreTrainedTokenizerBase) -> PreTrainedMode
     Raises:
         PipelineError: as ``find``, or the files hold no causal language model.
     """
-    folder = find(path, target_tokenizer)
+    return _model(path, find(path, target_tokenizer))
+
+
+def of_other_tokenizer(path: str, target_tokenizer: PreTrainedTokenizerBase, target_size: int) -> Draft | None:
+    """A draft of the model at ``draft.path`` over the tokens that it shares with a target of ``target_size`` logits; None
+    where both tokenizers are one.
+
+    Raises:
+        PipelineError: no such model, or too few tokens in common; the first differing id is named.
+    """
+    folder = located(path)
+    tokenizer = _tokenizer(path, folder)
+    if first_difference(target_tokenizer, tokenizer) is None:
+        return None
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        return shared_draft(_model(path, folder), tokenizer, target_tokenizer, target_size)
+    except ValueError as error:
+        raise PipelineError(f"draft.path={path}: {error}; choose a sibling of the target") from error
+
+
+def _tokenizer(path: str, folder: Path) -> PreTrainedTokenizerBase:
+    if not (folder / "config.json").is_file():
+        raise PipelineError(
+            f"draft.path={path}: no model folder; give a folder with config.json and *.safetensors, or a hub name"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (ValueError, OSError) as error:
         raise PipelineError(f"draft.path={path}: {error}") from error
-    return model.eval()
 
 
-def fingerprint_of(path: str | None) -> str | None:
+def _model(path: str, folder: Path) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
+    except (ValueError, OSError) as error:
+        raise PipelineError(f"draft.path={path}: {error}") from error
+
+
+def located(path: str) -> Path:
+    """Where the files of ``draft.path`` lie: a folder, or where a hub model was fetched to."""
+    folder = Path(path).expanduser()
+    return hub_folder("draft.path", path) if not folder.is_dir() and is_hub_name(path) else folder
+
+
+def fingerprint_of(path: str | Path | None) -> str | None:
     """A hash of the files of an existing draft; None where there is none."""
     folder = Path(path).expanduser() if path else None
     if folder is None or not folder.is_dir():

@@ -5,31 +5,41 @@ place, plain transformers computes from it what was trained, and only then a ren
 """
 
 import copy
+import json
 import logging
 import os
-import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, GenerationConfig
 
-from data.artifact import MANIFEST, folder_hash, publish_folder, write_json
+from data.artifact import MANIFEST, folder_hash, write_json
 from data.responses import Response, read_shards
-from pipeline import card, engine_rules, gate, gguf_model, gguf_vocabulary, heads_export, parity, proposer, registry, serve
+from pipeline import (
+    card,
+    engine_rules,
+    gate,
+    gguf_model,
+    gguf_vocabulary,
+    heads_export,
+    lossy,
+    parity,
+    place,
+    proposer,
+    registry,
+    serve,
+)
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
-from pipeline.expand import Expansion, expand
+from pipeline.expand import Expansion, expand, held_out_bound
 from pipeline.gguf_vocabulary import Vocabulary
 from pipeline.tracking import Run
 from speculative import Draft, MedusaHeads
 
-FORMAT = 2
-PROVENANCE = "provenance.json"
+FORMAT = 3
 
 log = logging.getLogger("draftsmith")
 
@@ -48,21 +58,16 @@ def look_ahead(context: Context, folder: Path) -> None:
     Raises:
         PipelineError: the destination exists or cannot be written, or the target cannot become a GGUF file.
     """
-    manifest, place = folder / MANIFEST, _destination(context, folder)
+    manifest, where = folder / MANIFEST, place.destination(context, folder)
+    draft = None
     if manifest.is_file():
-        if place.exists():
+        draft = json.loads(manifest.read_text())["draft"]
+        if place.holds(where, folder.name, draft):
             return
-        log.info("export: what was exported is gone, it is made again")
-        manifest.unlink()
-    if context.config.export.path is not None:
-        _check_place(context, place)
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=place.parent):
-                pass
-        except OSError as error:
-            raise _unwritable(context, error) from error
+        log.info("export: what was exported is gone or another export took its place, it is made again")
+    place.reserve(context, where, folder.name, draft)
     _vocabulary(context)
+    manifest.unlink(missing_ok=True)
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
@@ -74,16 +79,29 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         return _heads(context, folder, child, trained, responses)
     rows = context.target.vocabulary_size
     _refuse_foreign(trained, rows)
-    expansion = expand(trained, ([*r.request.prompt, *r.tokens] for r in responses if r.request.split == "validation"), rows)
+    seen, held_out = ([r for r in responses if r.request.split == split] for split in ("validation", "test"))
+    expansion = expand(trained, map(_text, seen), rows)
+    excluded = card.Excluded(expansion.excluded_mass, held_out_bound(expansion, trained, map(_text, held_out)))
     evidence = _pass_gate(context, folder, _memory(context, expansion))
     likeness: dict[str, parity.Likeness] = {}
 
-    def fill(temporary: Path) -> None:
-        _write(context, expansion, evidence, child.run_id, temporary)
-        likeness.update(_prove(context, trained, temporary, [r for r in responses if r.request.split == "test"]))
+    def write(new: Path) -> None:
+        _write(context, expansion, excluded, evidence, new)
+        write_json(new / place.PROVENANCE, card.provenance(context, child.run_id, folder.name))
 
-    place = _publish(context, folder, fill)
-    return _result(context, child, place, evidence, {form: asdict(found) for form, found in likeness.items()})
+    def prove(made: Path) -> None:
+        likeness.update(_prove(context, trained, made, held_out))
+
+    where = place.publish(context, folder, write, prove)
+    metrics, details = _result(context, child, where, evidence, {form: asdict(found) for form, found in likeness.items()})
+    by_temperature = context.parent(Stage.speculate).details["by_temperature"]
+    details["excluded"] = asdict(excluded)
+    details["stock"] = {temperature: entry["stock"] for temperature, entry in by_temperature.items() if "stock" in entry}
+    return metrics | {"export/excluded_mass_bound": excluded.bound.mass}, details
+
+
+def _text(response: Response) -> list[int]:
+    return [*response.request.prompt, *response.tokens]
 
 
 def _heads(
@@ -96,66 +114,30 @@ def _heads(
     prompts = [r.request.prompt for r in responses if r.request.split == "test"]
     likeness: dict[str, Any] = {}
 
-    def fill(temporary: Path) -> None:
-        heads_export.write(context, heads, evidence, next(iter(entries))["draft_tokens"], child.run_id, temporary)
-        likeness["heads"] = heads_export.prove(context, heads, temporary, prompts)
+    def write(new: Path) -> None:
+        heads_export.write(context, heads, evidence, next(iter(entries))["draft_tokens"], new)
+        write_json(new / place.PROVENANCE, card.provenance(context, child.run_id, folder.name))
 
-    return _result(context, child, _publish(context, folder, fill), evidence, likeness)
+    def prove(made: Path) -> None:
+        likeness["heads"] = heads_export.prove(context, heads, made, prompts)
 
-
-def _publish(context: Context, folder: Path, fill: Callable[[Path], None]) -> Path:
-    """Let the destination appear as ``fill`` made it."""
-    place = _destination(context, folder)
-    _check_place(context, place)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        publish_folder(place, fill, replace=place.exists())
-    except (OSError, SafetensorError) as error:
-        raise _unwritable(context, error) from error
-    return place
+    return _result(context, child, place.publish(context, folder, write, prove), evidence, likeness)
 
 
 def _result(
-    context: Context, child: Run, place: Path, evidence: dict[str, Any], likeness: dict[str, dict[str, Any]]
+    context: Context, child: Run, where: Path, evidence: dict[str, Any], likeness: dict[str, dict[str, Any]]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Metrics and details: where the export is, what the gate said, how each form compares with what was trained, and what
     the registry made of it."""
     metrics = {f"export/{form}/{name}": float(value) for form, found in likeness.items() for name, value in found.items()}
-    details = {"folder": os.path.relpath(place), "gate": evidence["gate"], "passed": evidence["passed"], **likeness}
+    details = {"folder": os.path.relpath(where), "gate": evidence["gate"], "passed": evidence["passed"], **likeness}
     if context.config.export.register is not None:
-        made = registry.register(context, child, place, evidence["passed"])
+        made = registry.register(context, child, where, evidence["passed"])
         moved = "moved to it" if made.leads else "stays where it was"
         log.info("export: version %d of %s; %s %s: %s", made.version, made.name, registry.ALIAS, moved, made.reason)
         metrics |= {"registry/version": made.version, "registry/leads": made.leads}
         details["registered"] = asdict(made)
     return metrics, details
-
-
-def _destination(context: Context, folder: Path) -> Path:
-    path = context.config.export.path
-    return Path(path).expanduser().resolve() if path is not None else folder / "draft"
-
-
-def _check_place(context: Context, place: Path) -> None:
-    """Refuse a destination that is taken, which is not ours to replace unless it is an export and the user says so."""
-    export = context.config.export
-    if export.path is None or not (place.exists() or place.is_symlink()):
-        return
-    if not export.overwrite:
-        raise PipelineError(
-            f"export.path={export.path}: this folder exists; move it away, choose another, or give export.overwrite=true"
-        )
-    if not (place / PROVENANCE).is_file():
-        raise PipelineError(
-            f"export.path={export.path}: export.overwrite replaces earlier exports only, this is none; choose another folder"
-        )
-
-
-def _unwritable(context: Context, error: Exception) -> PipelineError:
-    path = context.config.export.path
-    key = "paths.work" if path is None else f"export.path={path}"
-    reason = getattr(error, "strerror", None) or str(error)
-    return PipelineError(f"{key}: the export cannot be written there ({reason}); free some space or choose another folder")
 
 
 def _refuse_foreign(draft: Draft, rows: int) -> None:
@@ -180,6 +162,7 @@ def _pass_gate(context: Context, folder: Path, memory: float) -> dict[str, Any]:
     export, speculated = context.config.export, context.parent(Stage.speculate)
     found = gate.checks(export, speculated.details, memory)
     evidence = gate.evidence(export, found, memory, str(speculated.draft), speculated.fingerprint)
+    evidence |= lossy.recorded(speculated.details)
     write_json(folder / "gate.json", evidence)
     if export.gate:
         gate.refuse(found, os.path.relpath(folder / "gate.json"))
@@ -198,7 +181,7 @@ def _vocabulary(context: Context) -> Vocabulary | None:
     return gguf_vocabulary.padded(found, context.target.vocabulary_size)
 
 
-def _write(context: Context, expansion: Expansion, evidence: dict[str, Any], run_id: str, folder: Path) -> None:
+def _write(context: Context, expansion: Expansion, excluded: card.Excluded, evidence: dict[str, Any], folder: Path) -> None:
     export, model = context.config.export, expansion.model
     if export.with_transformers:
         model.generation_config = _endings(context)
@@ -211,14 +194,14 @@ def _write(context: Context, expansion: Expansion, evidence: dict[str, Any], run
         difference = gguf_vocabulary.incompatibility(vocabulary, gguf_vocabulary.read(folder / serve.GGUF))
         if difference:
             raise PipelineError(f"export.format=gguf: llama.cpp would not let this draft serve its target ({difference})")
-    (folder / "README.md").write_text(card.model_card(context, expansion.excluded_mass), encoding="utf-8")
+    (folder / "README.md").write_text(card.model_card(context, excluded), encoding="utf-8")
     by_temperature = context.parent(Stage.speculate).details["by_temperature"]
     length = next(iter(by_temperature.values()))["draft_tokens"]
-    target = AutoConfig.from_pretrained(context.target.folder, trust_remote_code=False)
-    text = serve.instructions(export, by_temperature, engine_rules.refusals(length, target, model.config))
+    verdicts = engine_rules.verdicts(length, context.target.folder, folder, model.config)
+    facts = serve.Facts(verdicts, str(context.dtype).removeprefix("torch."), context.target.gguf is not None)
+    text = serve.instructions(export, by_temperature, facts)
     (folder / "serve.md").write_text(text, encoding="utf-8")
     write_json(folder / "gate.json", evidence)
-    write_json(folder / PROVENANCE, card.provenance(context, run_id))
 
 
 def _endings(context: Context) -> GenerationConfig:
@@ -232,7 +215,7 @@ def _endings(context: Context) -> GenerationConfig:
     ends = sorted({i for i in [*listed, tokenizer.eos_token_id] if i is not None})
     return GenerationConfig(
         bos_token_id=tokenizer.bos_token_id if known.bos_token_id is None else known.bos_token_id,
-        eos_token_id=(ends[0] if len(ends) == 1 else ends) or None,
+        eos_token_id=ends[0] if len(ends) == 1 else ends or None,  # id 0 is one as well
         pad_token_id=tokenizer.pad_token_id if known.pad_token_id is None else known.pad_token_id,
     )
 
@@ -251,6 +234,6 @@ def _prove(context: Context, trained: Draft, folder: Path, held_out: list[Respon
         if form == "gguf":
             rounded = Draft(copy.deepcopy(trained.model), trained.vocabulary)
             gguf_model.round_weights(rounded.model, export.gguf_type)
-        likeness[form] = parity.compare(answers, form, trained, rounded, order["texts"])
+        likeness[form] = parity.compare(answers, form, trained, rounded, order)
         parity.require(likeness[form], form, answers["forms"][form]["misplaced"])
     return likeness

@@ -6,13 +6,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.calibrate import costs_of
+from pipeline.lossy import mark
 from speculative.cost import Costs
 
 BEFORE, AFTER, ACCENT = "#b8b8b8", "#2b6cb0", "#c05621"
 
 
 def report(speculate: dict[str, Any], calibrate: dict[str, Any]) -> Figure:
-    """Four panels: agreement before and after, acceptance by position, cost of a round, speed against prediction."""
+    """Four panels: agreement (before distillation too, if it was measured), acceptance by position, costs, speed."""
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     axes = figure.subplots(2, 2)
     _agreement(axes[0, 0], speculate["by_temperature"])
@@ -29,11 +30,12 @@ def _agreement(axis: Axes, by_temperature: dict[str, Any]) -> None:
     for temperature, entry in by_temperature.items():
         for name, words in (("overlap", "overlap"), ("top1", "top-1")):
             labels.append(f"{words}\nT={temperature} text")
-            before.append(entry["before"][name])
+            before += [entry["before"][name]] if entry["before"] else []
             after.append(entry["after"][name])
     places = range(len(labels))
-    axis.bar([p - 0.2 for p in places], before, 0.4, color=BEFORE, label="before distillation")
-    bars = axis.bar([p + 0.2 for p in places], after, 0.4, color=AFTER, label="after")
+    if before:
+        axis.bar([p - 0.2 for p in places], before, 0.4, color=BEFORE, label="before distillation")
+    bars = axis.bar([p + 0.2 * bool(before) for p in places], after, 0.4, color=AFTER, label="after distillation")
     axis.bar_label(bars, fmt="%.2f", padding=2, fontsize=9)
     axis.set_xticks(list(places), labels, fontsize=9)
     axis.set_ylim(0, 1)
@@ -44,7 +46,13 @@ def _agreement(axis: Axes, by_temperature: dict[str, Any]) -> None:
 def _positions(axis: Axes, by_temperature: dict[str, Any]) -> None:
     for (temperature, entry), colour in zip(by_temperature.items(), (AFTER, ACCENT, "#2f855a", "#6b46c1"), strict=False):
         rates = entry["by_position"]
-        axis.plot(range(1, len(rates) + 1), rates, "o-", color=colour, label=f"T={temperature}, K={entry['draft_tokens']}")
+        axis.plot(
+            range(1, len(rates) + 1),
+            rates,
+            "o-",
+            color=colour,
+            label=f"T={temperature}{mark(entry)}, K={entry['draft_tokens']}",
+        )
     longest = max(len(entry["by_position"]) for entry in by_temperature.values())
     axis.set_ylim(0, 1)
     axis.set_xlim(0.5, longest + 0.5)
@@ -77,7 +85,7 @@ def _speed(axis: Axes, by_temperature: dict[str, Any]) -> None:
         measured = [row["plain_seconds"] / row["speculative_seconds"] for row in entry["prompts"]]
         highest = max(highest, *predicted, *measured)
         ratio = entry["ratio"]
-        label = f"T={temperature}: {ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+        label = f"T={temperature}{mark(entry)}: {ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
         axis.scatter(predicted, measured, s=22, color=colour, alpha=0.75, label=label)
     edge = highest * 1.08
     axis.plot([0, edge], [0, edge], color="black", linewidth=0.8)

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from data.artifact import MANIFEST, differences, fingerprint, folder_hash, write_json
 from data.shards import DamagedShardError
+from data.states import DamagedStatesError
 from pipeline import (
     as_it_is,
     calibrate,
@@ -30,6 +31,7 @@ from pipeline import (
     generate,
     lineage,
     logits,
+    lossy,
     rehearsal,
     report,
     speculate,
@@ -46,6 +48,8 @@ from pipeline.noise import quieten
 from pipeline.route import PARENTS, ancestors, parents
 
 log = logging.getLogger("draftsmith")
+
+DECODING = (Stage.speculate, Stage.report, Stage.export, Stage.drafters)  # they show what decoding measured
 
 MODULES = {
     Stage.corpus: corpus,
@@ -77,7 +81,8 @@ def execute(
     tags = {"git_sha": _git_sha(), "machine": str(machine()["cpu"]), "threads": str(machine()["threads"])}
     if config.logits.dry_run:
         context.artifacts = {stage: _finished(stage, context) for stage in ancestors(list(PARENTS[Stage.logits]), config)}
-        rehearsal.show(context)
+        with _mendable(context):
+            rehearsal.show(context)
         return float("nan")
     if token is None:
         _look_ahead(context)
@@ -85,7 +90,8 @@ def execute(
         log.info("%s: finished before, skipped", run_name(overrides))
         return ratio
     with tracking.execution(config.tracking, work, run_name(overrides), tags, token) as run:
-        run.tags({"overrides": " ".join(overrides), "output": str(output)})
+        loss = lossy.tags(config.decoding) if set(config.stages) & set(DECODING) else {}
+        run.tags({"overrides": " ".join(overrides), "output": str(output), **loss})
         run.params(params)
         run.text(yaml.safe_dump(nested(params), sort_keys=False), "config.yaml")
         if token is not None:
@@ -106,9 +112,12 @@ def _look_ahead(context: Context) -> None:
     """Refuse what would fail only after hours."""
     check(context.config)
     if context.config.draft.path is not None:
-        existing.find(context.config.draft.path, context.target.tokenizer())
+        existing.look_ahead(context.config, context.target.tokenizer())
     if Stage.export in context.config.stages:
         export.look_ahead(context, _foreseen(context, [Stage.export])[Stage.export])
+    if Stage.drafters in context.config.stages:
+        results = _foreseen(context, [Stage.drafters])
+        drafters.look_ahead(context, *(results[stage].name for stage in (Stage.generate, Stage.corpus)))
 
 
 def _done_before(context: Context, token: str) -> float | None:
@@ -159,7 +168,7 @@ def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
         raise PipelineError(f"logits.verify, logits.repair: {_missing(stage, identity, folder)}")
     if (folder / MANIFEST).is_file():
         if inspected:
-            with _alone(stage, folder):
+            with _alone(stage, folder), _mendable(context):
                 logits.inspect(context, folder)
         log.info("%s: nothing has changed, skipped (%s)", stage.name, folder.name)
         return _read(stage, folder)
@@ -170,12 +179,14 @@ def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
         if not (folder / MANIFEST).is_file():
             log.info("%s: begins (%s)", stage.name, folder.name)
             tags = {"stage": stage.name, "fingerprint": folder.name, "folder": str(folder)}
+            tags |= lossy.tags(context.config.decoding) if stage in DECODING else {}
             before = parents(stage, context.config)
             draft = folder_hash(context.parent(Stage.distil).folder / "draft") if Stage.distil in before else None
             with run.child(stage.name, tags) as child:
                 read = lineage.of(context, map(context.parent, before))
                 child.reads(read.data, read.models)
-                metrics, details = _run(module, context, folder, child)
+                with _mendable(context):
+                    metrics, details = module.run(context, folder, child)
                 made = lineage.of(context, [Artifact(stage, folder, folder.name, metrics, details)])
                 child.makes(made.models)
                 child.metrics(metrics, about=read.draft or made.draft)
@@ -235,11 +246,16 @@ def _finished(stage: Stage, context: Context) -> Artifact:
     return context.artifacts[stage]
 
 
-def _run(module: Any, context: Context, folder: Path, child: tracking.Run) -> tuple[dict[str, float], dict[str, Any]]:
+@contextmanager
+def _mendable(context: Context) -> Iterator[None]:
+    """Let what the user can mend out as a message that says how."""
     try:
-        return module.run(context, folder, child)
+        yield
     except DamagedShardError as error:
         raise PipelineError(f"{error}; write it again with stages=[logits] logits.repair=true") from error
+    except DamagedStatesError as error:
+        unfinished = f"remove {context.parent(Stage.generate).folder / MANIFEST} and run stages=[generate,logits]"
+        raise PipelineError(f"{error}; {unfinished}: only what is damaged is written again") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -10,8 +10,10 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from pipeline import lossy
 from pipeline.config import Export
 from pipeline.errors import PipelineError
+from pipeline.statistics import FEWEST
 
 MIB = 2**20
 
@@ -47,9 +49,17 @@ def _by_temperature(export: Export, measured: dict[str, Any]) -> Iterator[Check]
     for temperature, entry in measured["by_temperature"].items():
         for key, figure, value, threshold in (
             ("export.minimum_overlap", "overlap", entry["after"]["overlap"], export.minimum_overlap),
-            ("export.minimum_ratio", "lower end of the speed ratio", entry["ratio"]["low"], export.minimum_ratio),
+            (
+                "export.minimum_ratio",
+                f"lower end of the speed ratio{lossy.mark(entry)}",
+                entry["ratio"]["low"],
+                export.minimum_ratio,
+            ),
         ):
             yield Check(key, figure, temperature, value, threshold, bool(value >= threshold))  # NaN passes nothing
+        if export.minimum_ratio > 0:  # of fewer prompts the lower end is no evidence
+            timed = len(entry["prompts"])
+            yield Check("decoding.prompts", "number of prompts timed", temperature, timed, FEWEST, timed >= FEWEST)
 
 
 def _once(export: Export, measured: dict[str, Any], memory: float) -> Iterator[Check]:
@@ -58,6 +68,9 @@ def _once(export: Export, measured: dict[str, Any], memory: float) -> Iterator[C
         unequal = lossless["different"] + lossless["oracle_different"]
         yield Check("export.lossless", "number of answers that speculation changed", None, unequal, 0, unequal == 0)
         yield Check("export.lossless", "number of prompts compared", None, lossless["prompts"], 1, lossless["prompts"] >= 1)
+        lost = len(lossy.of(measured["by_temperature"]))
+        if lost:
+            yield Check("export.lossless", "number of temperatures decoded by a lossy rule", None, lost, 0, False)
     if export.maximum_memory is not None:
         limit = export.maximum_memory
         yield Check("export.maximum_memory", "memory added, in MiB,", None, memory, limit, bool(memory <= limit))

@@ -7,23 +7,24 @@ done, so a killed run goes on with the next; random numbers are keyed by row, so
 import shutil
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import speculative
+from data.artifact import remove_partial
 from data.responses import Request, Response, batches, read_shards, write_shard
 from data.splits import read_split
-from data.states import states_file, write_states
+from data.states import states_fault, states_file, write_states
 from pipeline import existing, trainer
 from pipeline.config import Generate, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.tracking import Run
 
-FORMAT = 2
+FORMAT = 3
 EVALUATION = ("validation", "test")  # all that is answered where nothing is trained
 
 
@@ -40,6 +41,7 @@ def identity(context: Context) -> dict[str, Any]:
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
+    remove_partial(folder)
     config = context.config.generate
     tokenizer = context.target.tokenizer()
     corpus = context.parent(Stage.corpus).folder
@@ -47,25 +49,24 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     if existing.as_it_is(context.config):  # keys stay, and with them the answers
         requests = [request for request in requests if request.split in EVALUATION]
     work = list(enumerate(batches(requests, config.batch_size)))
-    waiting = [(number, batch) for number, batch in work if not _shard(folder, number).is_file()]
+    waiting = [(number, batch) for number, batch in work if not _finished(_shard(folder, number), config.keep_states)]
     started = time.perf_counter()
     if waiting:
-        model = speculative.pack(context.target.load(context.dtype))
+        model = context.target.load(context.dtype)
         _check_context(model, requests, config)
         if config.keep_states:
             _check_disk(model, sum(len(batch) for _, batch in waiting) * config.max_new_tokens, folder)
         module = _Generator(model, folder, context, eos_token_ids(model, tokenizer))
-        runner = trainer.make(context.config.trainer, folder)
-        with trainer.interruptible(runner):
-            runner.predict(module, DataLoader(waiting, batch_size=None, collate_fn=lambda item: item), return_predictions=False)
+        trainer.predict(context.config.trainer, folder, module, waiting)
     seconds = time.perf_counter() - started
-    responses = list(read_shards(folder))
-    tokens = sum(len(response.tokens) for response in responses)
+    count = tokens = stopped = 0
+    for response in read_shards(folder):
+        count, tokens, stopped = count + 1, tokens + len(response.tokens), stopped + response.stopped
     details = {
-        "responses": len(responses),
+        "responses": count,
         "response_tokens": tokens,
         "prompts_truncated": truncated,
-        "stopped_by_themselves": sum(response.stopped for response in responses),
+        "stopped_by_themselves": stopped,
         "shards_written": len(waiting),
         "tokens_per_second": tokens * len(waiting) / max(len(work), 1) / max(seconds, 1e-9),
     }
@@ -92,6 +93,7 @@ def _requests(
     corpus: Path, tokenizer: PreTrainedTokenizerBase, config: Generate, system_prompt: str | None
 ) -> tuple[list[Request], int]:
     requests: list[Request] = []
+    known: dict[int, int] = {}  # one object for equal ids
     truncated = 0
     for split in ("train", "validation", "test"):
         for place, prompt in enumerate(read_split(corpus / f"{split}.parquet")):
@@ -99,9 +101,10 @@ def _requests(
             if len(ids) > config.max_prompt_tokens:
                 truncated += 1
                 ids = ids[-config.max_prompt_tokens :]
+            shared = tuple(map(known.setdefault, ids, ids))
             temperatures = [_share(place, config)] if split == "train" else config.temperatures
             for temperature in temperatures:
-                requests.append(Request(len(requests), split, prompt.id, prompt.kind, temperature, tuple(ids)))
+                requests.append(Request(len(requests), split, prompt.id, prompt.kind, temperature, shared))
     return requests, truncated
 
 
@@ -139,11 +142,16 @@ def _shard(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.parquet"
 
 
+def _finished(shard: Path, with_states: bool) -> bool:
+    """Whether a shard is there, and the states beside it, if they are kept, are whole."""
+    return shard.is_file() and not (with_states and states_fault(states_file(shard)))
+
+
 class _Generator(trainer.WithTarget):
     """One batch of requests in, one shard out."""
 
     def __init__(self, model: PreTrainedModel, folder: Path, context: Context, eos: list[int]) -> None:
-        super().__init__(model)
+        super().__init__(model, partial(context.target.load, context.dtype))
         self.folder, self.eos = folder, eos
         self.config, self.seed, self.ids = context.config.generate, context.config.seed, context.target.ids
 

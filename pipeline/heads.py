@@ -16,13 +16,14 @@ from data.hidden_rows import HiddenBatch
 from data.responses import Response
 from pipeline.draft import Shape
 from pipeline.errors import PipelineError
-from pipeline.held_out import HeldOut, overlap
+from pipeline.held_out import HeldOut, judged, mean_loss
 from pipeline.losses import Support
-from speculative import MedusaHeads, Sampling
+from speculative import MedusaHeads, Sampling, Typical
 from speculative.alignment import Agreement, agreement
 from speculative.sampling import probabilities
 
 _POSITIONS = 256  # whose logits over all ids are held at once
+Compared = tuple[Tensor, Tensor, Agreement]  # chances, losses (see held_out.judged) and agreement, by position
 
 
 @torch.no_grad()
@@ -77,7 +78,13 @@ def normaliser(states: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Ten
 
 @torch.inference_mode()
 def measure(
-    target: PreTrainedModel, drafts: Sequence[MedusaHeads], responses: Sequence[Response], sampling: Sampling, title: str
+    target: PreTrainedModel,
+    drafts: Sequence[MedusaHeads],
+    responses: Sequence[Response],
+    sampling: Sampling,
+    title: str,
+    ids: int | None = None,
+    typical: Typical | None = None,
 ) -> list[HeldOut]:
     """Agreement of each of ``drafts`` with the target, as ``held_out.measure`` has it; means are those of the first head.
 
@@ -87,36 +94,47 @@ def measure(
     counts = [len(response.tokens) for response in responses]
     if max(counts) < 2:
         raise PipelineError("corpus: Medusa heads draft from an answer's second token on, and no held-out answer has one")
-    parts: list[list[list[tuple[Tensor, Agreement]]]] = [[[] for _ in heads.blocks] for heads in drafts]
+    parts: list[list[list[Compared]]] = [[[] for _ in heads.blocks] for heads in drafts]
     for response in track(responses, description=f"{title:<28}", transient=True):
-        ids = torch.tensor([response.request.prompt + response.tokens], device=target.device)
-        states = target.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, -len(response.tokens) - 1 : -1]
-        logits = target.get_output_embeddings()(states).float()
+        text = torch.tensor([response.request.prompt + response.tokens], device=target.device)
+        states = target.base_model(input_ids=text, use_cache=False).last_hidden_state[0, -len(response.tokens) - 1 : -1]
+        logits = target.get_output_embeddings()(states)[:, :ids].float()
         for found, heads in zip(parts, drafts, strict=True):
+            vocabulary, outputs = _kept(heads, ids)
             for depth, of_depth in enumerate(found, start=1):
-                guess = heads.matrix(heads.seen(depth - 1, states[: max(len(states) - depth, 0)])).float()
-                of_depth.append(_compared(logits[depth:], guess, sampling, heads.vocabulary))
+                guess = heads.matrix(heads.seen(depth - 1, states[: max(len(states) - depth, 0)]))[:, :outputs].float()
+                of_depth.append(_compared(logits[depth:], guess, sampling, vocabulary, typical))
     return [_held_out(found, counts) for found in parts]
 
 
-def _compared(logits: Tensor, guess: Tensor, sampling: Sampling, vocabulary: Tensor | None) -> tuple[Tensor, Agreement]:
-    """Acceptance probability (n,) under the distributions that decoding draws from, and agreement as ``held_out`` has it."""
+def _kept(heads: MedusaHeads, ids: int | None) -> tuple[Tensor | None, int]:
+    """Without what the heads have beyond the first ``ids`` target ids: their vocabulary, and how many outputs it is."""
+    vocabulary = heads.vocabulary
+    count = heads.size if ids is None else ids if vocabulary is None else int((vocabulary < ids).sum())
+    return None if vocabulary is None else vocabulary[:count], count
+
+
+def _compared(
+    logits: Tensor, guess: Tensor, sampling: Sampling, vocabulary: Tensor | None, typical: Typical | None
+) -> Compared:
+    """What ``held_out.judged`` says under the distributions that decoding draws from, and agreement as ``held_out`` has it."""
     scale = 1.0 if sampling.greedy else sampling.temperature
-    accepted = overlap(probabilities(logits, sampling), probabilities(guess, sampling), vocabulary)
-    return accepted, agreement(logits / scale, guess / scale, vocabulary)
+    found = judged(probabilities(logits, sampling), probabilities(guess, sampling), vocabulary, typical)
+    return *found, agreement(logits / scale, guess / scale, vocabulary)
 
 
-def _held_out(found: list[list[tuple[Tensor, Agreement]]], counts: list[int]) -> HeldOut:
+def _held_out(found: list[list[Compared]], counts: list[int]) -> HeldOut:
     # The first tokens of an answer come before the state that head k would draft them from: they are never drafted.
     levels = [
-        [[0.0] * min(depth, count) + accepted.tolist() for (accepted, _), count in zip(of_depth, counts, strict=True)]
+        [[0.0] * min(depth, count) + accepted.tolist() for (accepted, *_), count in zip(of_depth, counts, strict=True)]
         for depth, of_depth in enumerate(found, start=1)
     ]
     by_depth = [
-        {field.name: torch.cat([getattr(one, field.name) for _, one in of_depth]) for field in fields(Agreement)}
+        {field.name: torch.cat([getattr(one, field.name) for *_, one in of_depth]) for field in fields(Agreement)}
         for of_depth in found
     ]
     deeper = [[level[text] for level in levels[1:]] for text in range(len(counts))]
     means = [{name: float(values[name].double().mean()) for name in ("overlap", "top1", "forward_kl")} for values in by_depth]
     sums = {name: float(value.double().sum()) for name, value in by_depth[0].items()}
-    return HeldOut(levels[0], sums, len(by_depth[0]["top1"]), deeper, means)
+    loss = mean_loss(torch.cat([one for _, one, _ in found[0]]))
+    return HeldOut(levels[0], sums, len(by_depth[0]["top1"]), deeper, means, loss)

@@ -11,7 +11,8 @@ import torch
 
 import speculative
 from data.artifact import write_json
-from pipeline import card
+from pipeline import card, lossy
+from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from speculative import MedusaHeads, medusa
@@ -34,7 +35,7 @@ from speculative import medusa
 heads = medusa.load(Path("HEADS"), "{fingerprint}", target.dtype)
 speculative.generate(target, heads, ["A queue is"], tokenizer=tokenizer, max_new_tokens=64, num_draft_tokens={length})
 ```
-
+{lossy}
 ## transformers: not possible
 
 Its assisted generation takes a model of its own as assistant; heads are none.
@@ -50,13 +51,17 @@ here could read such files to prove them, so none are written.
 """
 
 
-def write(context: Context, heads: MedusaHeads, evidence: dict[str, Any], length: int, run_id: str, folder: Path) -> None:
+def write(context: Context, heads: MedusaHeads, evidence: dict[str, Any], length: int, folder: Path) -> None:
     """Fill ``folder``; K = ``length`` is what was measured."""
     medusa.save(heads, folder, context.target.fingerprint)
-    (folder / "README.md").write_text(card.model_card(context, 0.0), encoding="utf-8")
-    (folder / "serve.md").write_text(SERVE.format(fingerprint=context.target.fingerprint, length=length), encoding="utf-8")
+    (folder / "README.md").write_text(card.model_card(context, None), encoding="utf-8")
+    loss = lossy.of(context.parent(Stage.speculate).details["by_temperature"])
+    said = (
+        f"\nThis call is exact. What was measured at temperature {', '.join(loss)} is lossy (see README.md).\n" if loss else ""
+    )
+    text = SERVE.format(fingerprint=context.target.fingerprint, length=length, lossy=said)
+    (folder / "serve.md").write_text(text, encoding="utf-8")
     write_json(folder / "gate.json", evidence)
-    write_json(folder / "provenance.json", card.provenance(context, run_id))
 
 
 def prove(context: Context, heads: MedusaHeads, folder: Path, prompts: Sequence[Sequence[int]]) -> dict[str, bool]:

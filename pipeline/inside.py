@@ -57,8 +57,7 @@ def rounds(tokens: Sequence[int], guesses: Sequence[int], drafts: int) -> list[l
 def guesses(draft: Draft, answer: Response) -> list[int]:
     """The draft's best id at each position of ``answer``."""
     ids = torch.tensor([answer.request.prompt + answer.tokens], device=draft.model.device)
-    logits = draft.model(input_ids=ids, logits_to_keep=len(answer.tokens) + 1, use_cache=False).logits[0, :-1]
-    best = logits.argmax(-1)
+    best = held_out.guesses(draft, ids, len(answer.tokens) + 1).argmax(-1)
     return (best if draft.vocabulary is None else draft.vocabulary.to(best.device)[best]).tolist()
 
 

@@ -9,34 +9,32 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from data.artifact import remove_partial, write_json
+from data.artifact import fingerprint, remove_partial, write_json
 from data.codec import describe
 from data.hidden import BLOCK, HEAD, Hidden
 from data.logit_cache import write_head
 from data.responses import Response
 from data.shards import Seal, fault
-from data.states import States
 from pipeline import rehearsal, trainer
 from pipeline.choice import choose
-from pipeline.coding import SPARE_BYTES, Parts, estimate, parts, responses
-from pipeline.config import Codec, Coding, Config, Stage
+from pipeline.coding import SPARE_BYTES, Parts, estimate, kept_states, parts, responses
+from pipeline.config import Codec, Coding, Config
 from pipeline.context import Context
-from pipeline.draft import head_is_last
 from pipeline.errors import PipelineError
 from pipeline.teacher import Teacher, Work, check_plain_head, head_of
 from pipeline.tracking import Run
-from speculative import pack
 
-FORMAT = 4
+FORMAT = 5
 CHOICE = "codec.json"  # what codec=auto settled on
 SAMPLE = 8  # held-out rows kept dense to measure fidelity
 NAMED = 40  # bad shards that a message names; it must end with the remedy on a screen
+DISTRIBUTION = "softmax of the logits at temperature 1, without filters, whatever wrote the text"
 
 log = logging.getLogger("draftsmith")
 
@@ -52,6 +50,7 @@ def identity(context: Context) -> dict[str, Any]:
         "target": context.target.fingerprint,
         "precision": str(context.dtype),
         **context.target.padding,
+        "distribution": DISTRIBUTION,
         "codec": settings | {"kind": codec.kind.name},
         "seed": context.config.seed if may_draw else None,
         **chosen_for,
@@ -60,7 +59,7 @@ def identity(context: Context) -> dict[str, Any]:
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     remove_partial(folder)
-    model, rows, ids = pack(context.target.load(context.dtype)), responses(context), context.target.ids
+    model, rows, ids = context.target.load(context.dtype), responses(context), context.target.ids
     groups = parts(_settled(context, folder, rows, lambda: model), rows)
     estimated = estimate(groups, model, context.config.codec.batch_size)
     _check_disk(folder, estimated)
@@ -75,6 +74,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         "bytes": total,
         "bytes_estimated": estimated,
         "bytes_per_position": total / max(positions, 1),
+        "ids": fingerprint([item.metadata["ids"] for item in work]),
         "codec": describe(groups["train"][1]),
         "train_bytes_per_token": train / max(sum(len(r.tokens) for r in groups["train"][0]), 1),
         "rows": {name: len(rows) for name, (rows, _) in groups.items()},
@@ -82,7 +82,8 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     metrics = {"logits/bytes_per_position": details["bytes_per_position"], "logits/positions": positions}
     sample = [r for name, (rows, _) in groups.items() if name != "train" for r in rows][:SAMPLE]
     if sample:
-        details["fidelity"] = asdict(rehearsal.fidelity(model, [groups["train"][1]], sample, _states(context, model), ids)[0])
+        states = kept_states(context, model)
+        details["fidelity"] = asdict(rehearsal.fidelity(model, [groups["train"][1]], sample, states, ids)[0])
         metrics |= {f"logits/{name}": value for name, value in details["fidelity"].items() if name != "positions"}
     return metrics, details
 
@@ -100,6 +101,7 @@ def inspect(context: Context, folder: Path) -> None:
     if not bad:
         log.info("logits: all %d shards are whole (%s)", len(work), folder.name)
     elif context.config.logits.repair:
+        remove_partial(folder)
         _write(context, folder, context.target.load(context.dtype), work, bad)
         log.info("logits: wrote %s again", ", ".join(str(path.relative_to(folder)) for path in bad))
     else:
@@ -116,7 +118,7 @@ def _settled(context: Context, folder: Path, rows: list[Response], load: Callabl
     kept = folder / CHOICE
     if not kept.is_file():
         model = load()
-        codec = choose(config, model, rows, _states(context, model), context.target.ids)
+        codec = choose(config, model, rows, kept_states(context, model), context.target.ids)
         write_json(kept, asdict(codec) | {"kind": codec.kind.name})
     chosen = json.loads(kept.read_text())
     return replace(config, codec=Codec(**chosen | {"kind": Coding[chosen["kind"]]}))
@@ -134,7 +136,7 @@ def _work(context: Context, groups: Parts, folder: Path) -> list[Work]:
 
 def _bad(work: list[Work], folder: Path) -> dict[Path, str]:
     """What is wrong with each file that is not there or not whole."""
-    found = {item.path: fault(item.path, item.seal.metadata) for item in work}
+    found = {item.path: fault(item.path, item.metadata) for item in work}
     if _needs_head(work):
         found[folder / HEAD] = fault(folder / HEAD, {"cache": folder.name})
     return {path: why for path, why in found.items() if why}
@@ -152,17 +154,8 @@ def _write(context: Context, folder: Path, model: PreTrainedModel, work: list[Wo
         write_head(folder, folder.name, *head_of(model, context.target.ids))
     waiting = [item for item in work if item.path in bad]
     if waiting:
-        runner = trainer.make(context.config.trainer, folder)
-        loader = DataLoader(waiting, batch_size=None, collate_fn=lambda item: item)
-        with trainer.interruptible(runner):
-            runner.predict(Teacher(model, _states(context, model)), loader, return_predictions=False)
-
-
-def _states(context: Context, model: PreTrainedModel) -> States | None:
-    """The hidden states kept with the responses, where head and states are all that the target's logits are made of."""
-    if context.config.generate.keep_states and head_is_last(model, 1e-2):
-        return States(context.parent(Stage.generate).folder)
-    return None
+        teacher = Teacher(model, kept_states(context, model), partial(context.target.load, context.dtype))
+        trainer.predict(context.config.trainer, folder, teacher, waiting)
 
 
 def _batches(rows: list[Response], count: int) -> list[list[Response]]:

@@ -27,10 +27,12 @@ def prove(
     tokens: int,
     length: int,
     trees: Sequence[Tree] = (),
+    ids: int | None = None,
 ) -> dict[str, Any]:
     """Compare ``tokens`` new tokens of every prompt at K = ``length``, and with each of ``trees``; all models in float32.
 
-    ``helpers`` are what transformers decodes with, None alone; without any there is no oracle.
+    ``helpers`` are what transformers decodes with, None alone; without any there is no oracle. ``ids`` of the target can be
+    chosen, rows of its head behind them are padding.
     ``where`` lists the prompts that differ in one of these ways, and the first place; ``oracle_different`` counts answers
     of transformers that differ from ours, of ``oracle_answers``.
     """
@@ -39,9 +41,10 @@ def prove(
     batches = range(0, len(prompts), BATCH)
     for first in track(batches, description=f"{'lossless in float32':<28}", transient=True):
         batch = prompts[first : first + BATCH]
-        plain = speculative.generate(target, None, batch, max_new_tokens=tokens).tokens
+        plain = speculative.generate(target, None, batch, max_new_tokens=tokens, vocabulary_size=ids).tokens
         shapes = [{"num_draft_tokens": length}, *({"tree": tree} for tree in trees)]
-        fast = [speculative.generate(target, draft, batch, max_new_tokens=tokens, **shape).tokens for shape in shapes]
+        options = {"max_new_tokens": tokens, "vocabulary_size": ids}
+        fast = [speculative.generate(target, draft, batch, **options, **shape).tokens for shape in shapes]
         for place, (a, *others) in enumerate(zip(plain, *fast, strict=True), start=first):
             wrong = [i for b in others for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
             if wrong:
@@ -49,7 +52,7 @@ def prove(
         if first == 0:
             for prompt, ours in list(zip(batch, plain, strict=True))[:ORACLE_PROMPTS]:
                 for helper in helpers:
-                    theirs = baselines.decode(target, list(prompt), tokens, Sampling(0.0), 0, helper, length)
+                    theirs = baselines.decode(target, list(prompt), tokens, Sampling(0.0), 0, helper, length, ids)
                     oracle.append(theirs.tokens != ours)
     return {
         "prompts": len(prompts),

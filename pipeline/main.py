@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 a defect (with traceback); 2 something the user can mend (
 in which jobs failed goes to its end, lists them, and exits with 1 if one of them met a defect, else with 2.
 """
 
+import gc
 import hashlib
 import logging
 import os
@@ -21,7 +22,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline import interrupts, server
+from pipeline import interrupts, release, server
 from pipeline.check import check
 from pipeline.config import Config, Tracking
 from pipeline.errors import PipelineError
@@ -71,10 +72,15 @@ def _entry(composed: DictConfig) -> float:
     try:
         config = replace(config, tracking=server.settled(config.tracking, shared, token is not None))
         return execute(config, work, output, flat(composed), list(hydra_config.overrides.task), token)
-    except PipelineError as error:
-        if token is not None:  # its turn to be printed comes hours later
-            log.error("job %s failed: %s", hydra_config.job.num, error)
+    except Exception as error:
+        if token is not None:
+            told = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+            log.error("job %s failed: %s", hydra_config.job.num, told)  # its turn to be printed comes hours later
+            release.clear(error)
         raise
+    finally:
+        if token is not None:
+            gc.collect()  # trainers and their modules hold each other, and the next job needs the room
 
 
 class Sweep(Callback):

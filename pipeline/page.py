@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from pipeline import charts
+from pipeline import charts, lossy
 from pipeline.charts import Shown
 from pipeline.link import correlations, link, slices
 
@@ -36,7 +36,8 @@ CHARTS: dict[str, tuple[Draw, str]] = {
     "waterfall": (
         charts.waterfall,
         "From teacher-forced overlap to measured time. prefixes: text → what decoding itself wrote; positions: the first "
-        "drafted token → all that were judged; independence → what rounds really kept; operations → wall clock.",
+        "drafted token → all that were judged; independence → what rounds really kept; operations → wall clock, "
+        "reading the prompt included.",
     ),
     "pareto": (charts.pareto, "Overlap against the cost of a draft step; the line joins drafts that none beats in both."),
     "curves": (charts.curves, "Training loss and overlap on validation text."),
@@ -83,6 +84,12 @@ def render(title: str, rows: Sequence[Row], command: str, seed: int = 0) -> str:
         correlations=[(t, correlations(shown, t, seed)) for t in temperatures] if len(shown) > 2 else [],
         slices=[(t, slices(shown, t)) for t in temperatures],
         words=WORDS,
+        mark=lossy.mark,
+        loss=[
+            (draft.number, temperature, lossy.words(found))
+            for draft in shown
+            for temperature, found in lossy.of(draft.document["by_temperature"]).items()
+        ],
     )
 
 

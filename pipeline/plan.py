@@ -1,7 +1,7 @@
 """What the race will run, and the prediction for exactly that, made before anything is decoded.
 
 Each prompt is continued by as many tokens as the target's own answer has, so the agreement measured on that answer says
-how many rounds its continuation will need.
+how many rounds its continuation will need. The race times whole calls, so the prediction includes reading the prompt.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from data.responses import Response
 from pipeline.config import Decoding
 from pipeline.errors import PipelineError
 from pipeline.held_out import HeldOut
+from pipeline.spread import spread
 from pipeline.statistics import median_interval
 from speculative import Sampling
 from speculative.cost import Costs, expected_ratio, rounds_needed
@@ -49,21 +50,22 @@ def make(
     config: Decoding,
     seed: int,
 ) -> Plan:
-    """The first ``decoding.prompts`` answers that are long enough; ``held`` is the agreement on these answers.
+    """``decoding.prompts`` of the answers that are long enough, at even distances; ``held`` is the agreement on ``answers``.
 
     Raises:
         PipelineError: no answer is long enough to be timed.
     """
     heats: list[Heat] = []
     rounds = tokens = 0.0
-    for answer, chances, more in zip(answers, held.acceptance, held.deeper, strict=True):
+    texts = list(zip(answers, held.acceptance, held.deeper, strict=True))
+    shortest = min(SHORTEST, config.max_new_tokens)
+    for answer, chances, more in spread([text for text in texts if len(text[0].tokens) >= shortest], config.prompts):
         wanted = min(len(answer.tokens), config.max_new_tokens)
-        if wanted < min(SHORTEST, config.max_new_tokens) or len(heats) == config.prompts:
-            continue
         chances, more = chances[:wanted], [later[:wanted] for later in more]
         rounds += rounds_needed(chances, length, more)
         tokens += wanted
-        heats.append(Heat(answer, wanted, length, sampling, expected_ratio(chances, costs, length, more)))
+        predicted = expected_ratio(chances, costs, length, more, len(answer.request.prompt))
+        heats.append(Heat(answer, wanted, length, sampling, predicted))
     if not heats:
         raise PipelineError(
             f"decoding.max_new_tokens={config.max_new_tokens}: no test answer at temperature {sampling.temperature:g} has "

@@ -12,6 +12,9 @@ from data.responses import Response
 from pipeline import advice, held_out, record, sample, tracking
 from pipeline.config import Tracking
 from pipeline.errors import PipelineError
+from pipeline.executions import Record
+from pipeline.server import UnreachableError
+from pipeline.study import distinct
 from speculative import Draft, Sampling
 from speculative.cost import Costs, best_length, rounds_needed
 
@@ -47,22 +50,36 @@ def _promise(acceptance: list[list[float]], costs: Costs) -> dict[str, Any]:
     }
 
 
-def lack(config: Tracking, work: Path, wanted: str) -> list[tuple[str, advice.Lack]]:
-    """What the drafts of a run, or of the jobs of a sweep, lack: (name, verdict).
+def lack(config: Tracking, work: Path, wanted: str) -> list[tuple[str, advice.Lack | str]]:
+    """What the drafts of a run, or of the jobs of a sweep, lack: (name, verdict, or why there is none).
 
     Raises:
         PipelineError: no such run, or none that tells a curve.
     """
     if config.uri is None and not (work / "mlflow.db").is_file():
         raise PipelineError(f"--work={work}: no store there; give paths.work of the run, or --uri")
-    _, records = tracking.read(config, work, wanted, record.FILE)
-    found = [(r.overrides or r.name, r.document) for r in records if r.document]
-    if not found:
-        raise PipelineError(f"--run={wanted}: no draft of it was measured; run its stages up to report")
     try:
-        return [(name, advice.lacking(_points(made), made["training"]["epochs"])) for name, made in found]
+        _, records = tracking.read(config, work, wanted, record.FILE)
+    except UnreachableError as error:
+        raise PipelineError(f"--uri={config.uri}: no server answers there; start it, or correct the address") from error
+    if not any(found.document for found in records):
+        raise PipelineError(f"--run={wanted}: no draft of it was measured; run its stages up to report")
+    names = distinct([found.overrides or found.name for found in records])
+    verdicts = [_verdict(found) for found in records]
+    if all(isinstance(verdict, str) for verdict in verdicts):
+        raise PipelineError(f"--run={wanted}: {'; '.join(dict.fromkeys(map(str, verdicts)))}")
+    return list(zip(names, verdicts, strict=True))
+
+
+def _verdict(found: Record) -> advice.Lack | str:
+    if found.document is None:
+        return f"not measured ({found.status})"
+    if not found.document["training"]["epochs"]:
+        return "it was measured as it is, nothing trained it here"
+    try:
+        return advice.lacking(_points(found.document), found.document["training"]["epochs"])
     except ValueError as error:
-        raise PipelineError(f"--run={wanted}: {error}; distil with a smaller trainer.validate_every") from error
+        return f"{error}; distil with a smaller trainer.validate_every"
 
 
 def _points(document: dict[str, Any]) -> list[tuple[float, float]]:

@@ -12,7 +12,7 @@ import lightning as L
 from transformers import PreTrainedModel
 
 import speculative
-from pipeline import baselines
+from pipeline import baselines, lossy, price
 from pipeline.plan import Heat
 from pipeline.statistics import median_interval
 from speculative import Draft, MedusaHeads, Tree
@@ -27,14 +27,19 @@ class Race(L.LightningModule):
         target: PreTrainedModel,
         draft: Draft | MedusaHeads,
         helpers: Sequence[PreTrainedModel | None],
-        verification: str,
+        rule: Mapping[str, Any],
         seed: int,
         trees: Mapping[float, Tree],
+        ids: int | None = None,
     ) -> None:
-        """``helpers``: what transformers decodes with as well, None alone; ``trees``: raced as well, by temperature."""
+        """``helpers``: what transformers decodes with as well, None alone; ``trees``: raced as well, by temperature.
+
+        ``ids`` of the target can be drawn, rows of its head behind them are padding. ``rule``: how drafts are judged, as
+        options of ``speculative.generate``.
+        """
         super().__init__()
         self.target, self.draft, self.helpers = target, draft, helpers
-        self.verification, self.seed, self.trees = verification, seed, trees
+        self.rule, self.seed, self.trees, self.ids = rule, seed, trees, ids
         self.rows: list[dict[str, Any]] = []
         self.warm: set[float] = set()
 
@@ -57,8 +62,10 @@ class Race(L.LightningModule):
         runs: list[tuple[str, int | Tree]] = [("plain", 0), ("speculative", heat.draft_tokens)]
         if heat.sampling.temperature in self.trees:
             runs.append(("tree", self.trees[heat.sampling.temperature]))
+        texts: dict[str, list[int]] = {}
         for name, shape in runs if number % 2 == 0 else reversed(runs):
             done = self._decode(heat, shape)
+            texts[name] = done.tokens[0]
             row[f"{name}_seconds"] = sum(asdict(done.seconds).values())
             row[f"{name}_decoding_seconds"] = done.seconds.decoding
             if name == "speculative":
@@ -68,7 +75,13 @@ class Race(L.LightningModule):
         for helper in self.helpers:
             options = (self.target, list(request.prompt), heat.new_tokens, heat.sampling, self.seed)
             name = "transformers" if helper is None else "assisted"
-            row[f"{name}_seconds"] = baselines.decode(*options, helper, heat.draft_tokens).seconds
+            theirs = baselines.decode(*options, helper, heat.draft_tokens)
+            row[f"{name}_seconds"] = theirs.seconds
+            row[f"{name}_forwards"] = theirs.target_forwards
+            if helper is not None:
+                row["drafting_forwards"] = theirs.draft_forwards
+        if self.rule["typical"] is not None and not heat.sampling.greedy:
+            row["excess"] = lossy.measured(self.target, request.prompt, texts, heat.sampling, self.rule["typical"])
         return row
 
     def _decode(self, heat: Heat, shape: int | Tree) -> speculative.Generation:
@@ -79,9 +92,10 @@ class Race(L.LightningModule):
             max_new_tokens=heat.new_tokens,
             **({"tree": shape} if isinstance(shape, Tree) else {"num_draft_tokens": shape}),
             sampling=heat.sampling,
-            verification=self.verification,
+            **self.rule,
             seed=self.seed,
             row_keys=[heat.answer.request.key],
+            vocabulary_size=self.ids,
         )
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
@@ -89,7 +103,10 @@ class Race(L.LightningModule):
 
 
 def summary(rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
-    """Counts and medians over prompts, with bootstrap intervals; under ``tree`` those of the tree, if one was raced."""
+    """Counts and medians over prompts, with bootstrap intervals.
+
+    Under ``tree`` those of the tree, if one was raced; under ``lossy`` how far the texts are from the target, if they are.
+    """
     counts: Acceptance = total(row["acceptance"] for row in rows)
     found: dict[str, Any] = {
         "acceptance_rate": counts.rate,
@@ -114,14 +131,19 @@ def summary(rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
             "ratio_decoding": ratio("plain_decoding_seconds", "tree_decoding_seconds"),
             "ratio_chain": ratio("speculative_seconds", "tree_seconds"),
         }
+    if "excess" in rows[0]:
+        found[lossy.LABEL] = {"at_least": {way: lossy.at_least(rows, way, seed) for way in rows[0]["excess"]}}
     for name in ("transformers", "assisted"):
         if f"{name}_seconds" in rows[0]:
             found[f"ratio_{name}"] = ratio(f"{name}_seconds", "speculative_seconds")
+    if any(row.get("drafting_forwards") for row in rows):
+        found["stock"] = price.measured(rows)
     new_tokens = sum(row["new_tokens"] for row in rows)
     found["plain_tokens_per_second"] = new_tokens / sum(row["plain_seconds"] for row in rows)
     found["speculative_tokens_per_second"] = new_tokens / sum(row["speculative_seconds"] for row in rows)
     found["phases"] = {key: sum(row["phases"][key] for row in rows) for key in rows[0]["phases"]}
-    columns = [key for key in rows[0] if key not in ("acceptance", "tree_acceptance", "phases")]
+    long = ("acceptance", "tree_acceptance", "phases", "excess")
+    columns = [key for key in rows[0] if key not in long and not key.endswith("_forwards")]
     found["prompts"] = [
         {**{key: row[key] for key in columns}, "tokens_per_round": row["acceptance"].tokens_per_round} for row in rows
     ]
@@ -150,5 +172,7 @@ def metrics(measured: dict[str, Any]) -> dict[str, float]:
             "tree/ratio_decoding": tree["ratio_decoding"]["median"],
             "tree/ratio_chain": tree["ratio_chain"]["median"],
         }
+    if "stock" in measured:
+        named |= {f"stock/{name}": measured["stock"][name] for name in ("acceptance_rate", "tokens_per_round", "draft_step")}
     others = [name for name in ("ratio_transformers", "ratio_assisted") if name in measured]
     return named | {f"speed/{name}": measured[name]["median"] for name in others}

@@ -7,6 +7,7 @@ jobs share are in each. It computes nothing but the way from overlap to time.
 from dataclasses import asdict
 from typing import Any
 
+from pipeline import lossy
 from pipeline.calibrate import costs_of
 from pipeline.config import Stage
 from pipeline.context import Context
@@ -40,10 +41,10 @@ def _entry(entry: dict[str, Any], calibrate: dict[str, Any], temperature: str) -
     counts = Acceptance(tuple(map(tuple, entry["rounds"])), entry["emitted"])
     measured = entry["ratio"]["median"]
     kept = ("before", "draft_tokens", "predicted", "acceptance_rate", "tokens_per_round", "by_position", "ratio")
-    tree = {"tree": entry["tree"]} if "tree" in entry else {}
+    parts = {part: entry[part] for part in ("tree", lossy.LABEL) if part in entry}
     return {
         **{key: entry[key] for key in kept},
-        **tree,
+        **parts,
         "alignment": entry["after"],
         "tokens_per_round_predicted": entry["tokens_per_round_predicted"],
         "costs": asdict(costs),

@@ -12,6 +12,7 @@ from typing import Any
 from filelock import FileLock
 
 from data.artifact import fingerprint
+from pipeline import lossy
 from pipeline.config import Stage
 from pipeline.context import Context
 from pipeline.hardware import machine
@@ -35,10 +36,13 @@ class Registered:
 def register(context: Context, run: Run, folder: Path, passed: bool) -> Registered:
     """Make ``folder`` a version of the model ``export.register``, and move the alias if this draft earned it.
 
-    ``passed``: what the gate said; a draft that it would have refused never leads.
+    ``passed``: what the gate said; a draft that it would have refused never leads, nor one that was measured with loss.
     """
     name, client = str(context.config.export.register), run.client
-    tags = {CONDITIONS: conditions(context), SPEEDS: json.dumps(speeds(context.parent(Stage.speculate).details))}
+    measured = context.parent(Stage.speculate).details
+    tags = {CONDITIONS: conditions(context), SPEEDS: json.dumps(speeds(measured))}
+    loss = lossy.recorded(measured)
+    tags |= lossy.tags(context.config.decoding) if loss else {}
     run.folder(folder, "draft")
     with FileLock(context.work / "registry.lock"):  # of two jobs that finish at once, the second meets the first's alias
         if not client.search_registered_models(f"name = '{name}'"):
@@ -47,6 +51,8 @@ def register(context: Context, run: Run, folder: Path, passed: bool) -> Register
         made = client.create_model_version(name, f"runs:/{run.run_id}/draft", run.run_id, tags)
         if not passed:
             leads, reason = False, "it did not pass the gate"
+        elif loss:
+            leads, reason = False, "its speed was measured with a lossy rule"
         elif holder is None:
             leads, reason = True, "it is the first that passed the gate"
         else:
@@ -65,6 +71,7 @@ def conditions(context: Context) -> str:
             "target": context.target.fingerprint,
             "texts": context.parent(Stage.generate).fingerprint,
             "decoding": {key: getattr(decoding, key) for key in ("temperatures", "top_k", "top_p", "min_p", "max_new_tokens")},
+            "verification": decoding.verification.name,
             "machine": machine(),
             "precision": str(context.dtype),
         }

@@ -20,10 +20,11 @@ from data.hidden import Hidden
 from data.responses import Response
 from data.states import States
 from pipeline import coding
+from pipeline.coding import Parts, kept_states
 from pipeline.config import Coding
 from pipeline.context import Context
-from pipeline.forward import forward
 from pipeline.teacher import decoded, known
+from speculative import pack
 
 NOISE = 1.0  # of the logits of the stand-in for a draft
 
@@ -49,32 +50,42 @@ def fidelity(
 
 def show(context: Context) -> None:
     """Print bytes per token, size, free disk and expected time for every codec; write nothing."""
-    model = context.target.load(context.dtype)
-    free = shutil.disk_usage(context.work).free
+    model, rows = pack(context.target.load(context.dtype)), coding.responses(context)
+    states, free = kept_states(context, model), shutil.disk_usage(context.work).free
     table = Table(title=f"Dry run: {free / 1e9:.2f} GB are free, nothing is written")
     for heading in ("codec", "bytes per token (train)", "total, MB", "fits", "minutes, about"):
         table.add_column(heading, justify="left" if heading == "codec" else "right")
     for kind in (kind for kind in Coding if kind is not Coding.auto):
         config = replace(context.config, codec=replace(context.config.codec, kind=kind))
-        parts = coding.parts(config, coding.responses(context))
+        parts = coding.parts(config, rows)
         total = coding.estimate(parts, model, config.codec.batch_size)
         train = coding.estimate({"train": parts["train"]}, model, config.codec.batch_size)
         tokens = max(1, sum(len(r.tokens) for r in parts["train"][0]))
         fits = "yes" if total + coding.SPARE_BYTES <= free else "no"
-        minutes = f"{_seconds(model, parts, config.codec.batch_size) / 60:.1f}"
+        try:
+            minutes = f"{seconds(model, parts, config.codec.batch_size, states, context.target.ids) / 60:.1f}"
+        except ValueError as error:  # of codec hidden alone
+            fits, minutes = "no", str(error)
         table.add_row(kind.name, f"{train / tokens:.1f}", f"{total / 1e6:.2f}", fits, minutes)
     Console().print(table)
 
 
 @torch.inference_mode()
-def _seconds(model: PreTrainedModel, parts: dict[str, tuple[list[Response], Codec]], size: int) -> float:
-    """Seconds to make the whole cache, from one batch of training text."""
+def seconds(model: PreTrainedModel, parts: Parts, size: int, states: States | None, ids: int) -> float:
+    """Seconds to make the whole cache, from one batch of training text: of the head alone where ``states`` were kept."""
     rows, codec = parts["train"]
-    batch = rows[:size]
+    batch, hidden = rows[:size], isinstance(codec, Hidden)
     if not batch:
         return 0.0
+    known(model, batch[:1], states, hidden, ids)  # weights that were never used may still lie on the disk
     began = time.perf_counter()
-    for output, response in zip(forward(model, batch, isinstance(codec, Hidden)), batch, strict=True):
+    for output, response in zip(known(model, batch, states, hidden, ids), batch, strict=True):
         codec.encode(output, response.request.key)
-    share = sum(r.length for r in batch) / sum(r.length for rows, _ in parts.values() for r in rows)
-    return (time.perf_counter() - began) / share
+    spent = time.perf_counter() - began
+    every = [r for rows, _ in parts.values() for r in rows]
+    return spent * _computed(every, states) / _computed(batch, states)
+
+
+def _computed(rows: list[Response], states: States | None) -> int:
+    """Positions that a pass over ``rows`` computes: where states were kept, those of the responses alone."""
+    return sum(r.length if states is None else len(r.tokens) for r in rows)

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pipeline import figures, page, record, tables
+from pipeline import card, drafters_page, figures, lossy, page, record, tables
 from pipeline.calibrate import suffix
 from pipeline.config import Stage
 from pipeline.context import Context
@@ -13,7 +13,7 @@ from pipeline.proposer import words
 from pipeline.tracking import Run
 from speculative.waterfall import Waterfall
 
-FORMAT = 2
+FORMAT = 3
 FIGURE, TEXT = "report.png", "report.md"
 CURVES = ("loss", "overlap", "forward_kl")
 
@@ -29,7 +29,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     document = record.document(context, child.curves(context.parent(Stage.distil).run_id, CURVES))
     (folder / record.FILE).write_text(json.dumps(document))
     row = page.Row(1, words(document["draft"]), "FINISHED", "", document)
-    command = " ".join(["python -m pipeline", *context.overrides])
+    command = card.command(context.overrides)
     (folder / page.FILE).write_text(page.render(f"Draft for {document['target']}", [row], command), encoding="utf-8")
     return _factors(context, document), {"figure": FIGURE, "text": TEXT, "page": page.FILE}
 
@@ -38,7 +38,8 @@ def _factors(context: Context, document: dict[str, Any]) -> dict[str, float]:
     """What each step from overlap to time multiplied the ratio by, as metrics."""
     metrics = {}
     for temperature, entry in document["by_temperature"].items():
-        end = suffix(float(temperature), context.config.decoding)
+        decoding = context.config.decoding
+        end = suffix(float(temperature), decoding) + lossy.ending(decoding, float(temperature))
         factors = Waterfall(**entry["waterfall"]).factors
         metrics |= {f"waterfall/{step}{end}": factor for step, factor in factors.items()}
     return metrics
@@ -49,14 +50,21 @@ def publish(context: Context, run: Run) -> None:
     folder = context.parent(Stage.report).folder
     for name in (FIGURE, TEXT, page.FILE, record.FILE):
         shutil.copyfile(folder / name, context.output / name)
-        run.file(folder / name)
+    if Stage.drafters in context.artifacts:  # it comes after the report, and not in every run
+        shown = context.output / page.FILE
+        compared = context.parent(Stage.drafters).details
+        shown.write_text(drafters_page.added(shown.read_text(encoding="utf-8"), compared), encoding="utf-8")
+    for name in (FIGURE, TEXT, page.FILE, record.FILE):
+        run.file(context.output / name)
     details = context.parent(Stage.speculate).details["by_temperature"]
-    rows = [{**row, "temperature": temperature} for temperature, entry in details.items() for row in entry["prompts"]]
+    marked = {
+        temperature: {"temperature": temperature, "lossy": lossy.LABEL in entry} for temperature, entry in details.items()
+    }
+    rows = [{**row, **marked[temperature]} for temperature, entry in details.items() for row in entry["prompts"]]
     run.table({key: [row.get(key) for row in rows] for key in rows[0]}, "prompts.json")
     positions = [
-        (temperature, k, rate) for temperature, entry in details.items() for k, rate in enumerate(entry["by_position"], start=1)
+        {**marked[temperature], "position": k, "accepted": rate}
+        for temperature, entry in details.items()
+        for k, rate in enumerate(entry["by_position"], start=1)
     ]
-    columns = zip(*positions, strict=True)
-    run.table(
-        dict(zip(("temperature", "position", "accepted"), map(list, columns), strict=True)), "acceptance_by_position.json"
-    )
+    run.table({key: [row[key] for row in positions] for key in positions[0]}, "acceptance_by_position.json")

@@ -4,19 +4,34 @@ The words of other engines are from their documentation; a command that was not 
 """
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline import engine_rules
 from pipeline.config import Export
+from pipeline.engine_rules import Verdict
 
 GGUF = "draft.gguf"
 
 
-def instructions(export: Export, by_temperature: dict[str, Any], refusals: dict[str, str | None]) -> str:
-    """Markdown with one section an engine. K is that of the first temperature measured; ``refusals`` are those of
-    ``engine_rules``."""
+@dataclass(frozen=True)
+class Facts:
+    """What the sections must not overstate: ``verdicts`` of vLLM and SGLang, the number format that was timed, and whether
+    the draft's GGUF vocabulary was compared with one in a GGUF file of the target."""
+
+    verdicts: dict[str, Verdict]
+    precision: str
+    target_in_gguf: bool
+
+
+def instructions(export: Export, by_temperature: dict[str, Any], facts: Facts) -> str:
+    """Markdown with one section an engine. K is that of the first temperature measured."""
     length = next(iter(by_temperature.values()))["draft_tokens"]
-    sections = (_transformers(export, by_temperature, length), _servers(export, length, refusals), _llama_cpp(export, length))
+    sections = (
+        _transformers(export, by_temperature, length, facts.precision),
+        _servers(export, length, facts.verdicts),
+        _llama_cpp(export, length, facts.target_in_gguf),
+    )
     return "\n".join([HEADER, *sections])
 
 
@@ -26,11 +41,11 @@ HEADER = """# Serving the draft
 """
 
 
-def _transformers(export: Export, by_temperature: dict[str, Any], length: int) -> str:
+def _transformers(export: Export, by_temperature: dict[str, Any], length: int, precision: str) -> str:
     file = f', gguf_file="{GGUF}"' if not export.with_transformers else ""
     return f"""## transformers: {_measured(by_temperature)}
 
-```python
+{_how_it_was_timed(by_temperature, precision)}```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("TARGET")
@@ -56,17 +71,27 @@ def _measured(by_temperature: dict[str, Any]) -> str:
     return f"measured, {', '.join(ratios)} (ratio of medians of the time without and with the draft)"
 
 
-def _checked(refusal: str | None) -> str:
+def _how_it_was_timed(by_temperature: dict[str, Any], precision: str) -> str:
+    """What those models were and the ones that are loaded below are not."""
+    if not any("ratio_assisted" in entry for entry in by_temperature.values()):
+        return ""
+    packed = " with weights packed for this processor (`speculative.pack`)" if precision == "float32" else ""
     return (
-        "not run; its documented rules are met" if refusal is None else f"not run; refused by its documented rules: {refusal}"
+        f"Both models were {precision}{packed} when they were timed. The lines below load plain ones, which were not timed.\n\n"
     )
 
 
-def _servers(export: Export, length: int, refusals: dict[str, str | None]) -> str:
+def _checked(verdict: Verdict) -> str:
+    if verdict.refusal is None:
+        return f"not run; accepted by {verdict.by}"
+    return f"not run; refused by {verdict.by}: {verdict.refusal}"
+
+
+def _servers(export: Export, length: int, verdicts: dict[str, Verdict]) -> str:
     if not export.with_transformers:
         return "## vLLM, SGLang, OpenVINO GenAI: not run\n\nThey read safetensors; export with export.format=both.\n"
     flags = " \\\n    ".join(f"--{name} {value}" for name, value in engine_rules.sglang(length).items())
-    return f"""## vLLM: {_checked(refusals["vLLM"])}
+    return f"""## vLLM: {_checked(verdicts["vLLM"])}
 
 ```console
 vllm serve TARGET --speculative-config '{json.dumps(engine_rules.vllm(length))}'
@@ -74,7 +99,7 @@ vllm serve TARGET --speculative-config '{json.dumps(engine_rules.vllm(length))}'
 
 Both models need the same tensor-parallel size; text beyond the shorter of their contexts is written without drafts.
 
-## SGLang: {_checked(refusals["SGLang"])}
+## SGLang: {_checked(verdicts["SGLang"])}
 
 ```console
 python -m sglang.launch_server --model-path TARGET \\
@@ -100,15 +125,22 @@ print(pipe.generate("A queue is", max_new_tokens=64, num_assistant_tokens={lengt
 """
 
 
-def _llama_cpp(export: Export, length: int) -> str:
+def _llama_cpp(export: Export, length: int, target_in_gguf: bool) -> str:
     if not export.with_gguf:
         return "## llama.cpp: not run\n\nIt reads GGUF; export with export.format=gguf or both.\n"
+    if target_in_gguf:
+        compared = "The draft's vocabulary was compared with that of the target's GGUF file by llama.cpp's rules."
+    else:
+        compared = (
+            "The target was no GGUF file, so no two vocabularies were compared: the draft's was made from the target's "
+            "tokenizer, and the target's GGUF file must be made from the same one."
+        )
     return f"""## llama.cpp: not run
 
 ```console
 llama-server -m TARGET.gguf -md DRAFT/{GGUF} --spec-type draft-simple --spec-draft-n-max {length}
 ```
 
-Builds without `--spec-type` call the last one `--draft-max`; newer ones draft nothing unless they are told the type. Its
-rules for the two vocabularies were checked; the target's GGUF file must be of the same tokenizer.
+Builds without `--spec-type` call the last one `--draft-max`; newer ones draft nothing unless they are told the type.
+{compared}
 """

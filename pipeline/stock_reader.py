@@ -1,7 +1,8 @@
 """A script: load an export with transformers alone, and write down what it computes. Nothing of Draftsmith is imported.
 
 Run as ``python -P stock_reader.py JOB``. The job (JSON) names folders, texts and prompts; the answers go to a file that
-torch reads: logits of the target and of every form of the draft, and greedy answers with and without its help.
+torch reads: logits of the target and of every form of the draft, greedy answers with and without its help, and what it
+proposed for them.
 """
 
 import json
@@ -25,7 +26,8 @@ def logits(model, texts):
 
 @torch.inference_mode()
 def greedy(target, prompts, new_tokens, assistant=None, draft_tokens=0):
-    """Greedy answers, by transformers' assisted generation where an assistant is given."""
+    """Greedy answers, by transformers' assisted generation where an assistant is given, and by answer the ids proposed in each
+    round: those that the target was given after what it had written."""
     config = GenerationConfig(do_sample=False, max_new_tokens=new_tokens, pad_token_id=0)
     config.eos_token_id = target.generation_config.eos_token_id
     options = {} if assistant is None else {"assistant_model": assistant}
@@ -33,12 +35,18 @@ def greedy(target, prompts, new_tokens, assistant=None, draft_tokens=0):
         assistant.generation_config.num_assistant_tokens = draft_tokens
         assistant.generation_config.num_assistant_tokens_schedule = "constant"
         assistant.generation_config.assistant_confidence_threshold = 0.0
-    answers = []
+    answers, proposals = [], []
+    given = []
+    hook = target.register_forward_pre_hook(lambda _, __, named: given.append(named["input_ids"][0].tolist()), with_kwargs=True)
     for prompt in prompts:
+        given.clear()
         ids = torch.tensor([prompt])
         answer = target.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **options)
         answers.append(answer[0, len(prompt) :].tolist())
-    return answers
+        # Each round it reads its last token and the proposals, in the first one the whole prompt.
+        proposals.append([block[len(prompt) if number == 0 else 1 :] for number, block in enumerate(given)])
+    hook.remove()
+    return answers, proposals
 
 
 def load(folder, **options):
@@ -52,15 +60,17 @@ def load(folder, **options):
 def answer(job):
     """All answers to a job, by form of the draft."""
     target, _ = load(job["target"])
-    answers = {"target": logits(target, job["texts"]), "plain": greedy(target, job["prompts"], job["new_tokens"]), "forms": {}}
+    plain, _ = greedy(target, job["prompts"], job["new_tokens"])
+    answers = {"target": logits(target, job["texts"]), "plain": plain, "forms": {}}
     for name, options in job["forms"].items():
         draft, misplaced = load(job["draft"], **options)
+        assisted, proposals = greedy(target, job["prompts"], job["new_tokens"], draft, job["draft_tokens"])
         answers["forms"][name] = {
             "logits": logits(draft, job["texts"]),
             "misplaced": misplaced,
-            "assisted": greedy(target, job["prompts"], job["new_tokens"], draft, job["draft_tokens"]),
+            "assisted": assisted,
+            "proposals": proposals,
         }
-    answers["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
     return answers
 
 

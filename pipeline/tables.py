@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipeline import comparison
+from pipeline import comparison, lossy
 from pipeline.calibrate import costs_of
 from pipeline.config import Stage
 from pipeline.context import Context
@@ -76,33 +76,44 @@ def _speed(speculate: dict[str, Any], calibrate: dict[str, Any]) -> list[tuple[s
     rows = []
     for temperature, entry in speculate["by_temperature"].items():
         break_even = calibrate["by_temperature"][temperature]["break_even_overlap"]
-        before, after = entry["before"], entry["after"]
+        at = f"T={temperature}{lossy.mark(entry)}"
+        rows.append((f"alignment T={temperature}", _agreement(entry)))
         rows.append((
-            f"alignment T={temperature}",
-            f"forward KL {before['forward_kl']:.2f} → {after['forward_kl']:.2f}, overlap {before['overlap']:.3f} → "
-            f"{after['overlap']:.3f}, top-1 {before['top1']:.3f} → {after['top1']:.3f}  (before → after, "
-            f"{entry['positions']:,} positions of held-out text)",
-        ))  # fmt: skip
-        rows.append((
-            f"acceptance T={temperature}",
+            f"acceptance {at}",
             f"rate {_number(entry['acceptance_rate'])} at K={entry['draft_tokens']}, {entry['tokens_per_round']:.2f} tokens a "
             f"round (predicted {entry['tokens_per_round_predicted']:.2f}); by position "
             + " ".join(_number(rate) for rate in entry["by_position"]),
         ))  # fmt: skip
-        rows.append((f"speed T={temperature}", _ratio(entry, break_even)))
+        rows.append((f"speed {at}", _ratio(entry, break_even)))
         if "tree" in entry:
-            rows.append((f"tree T={temperature}", _tree(entry["tree"])))
+            rows.append((f"tree {at}", _tree(entry["tree"])))
+        if lossy.LABEL in entry:
+            rows.append((f"{lossy.LABEL} T={temperature}", lossy.words(entry[lossy.LABEL])))
         if entry["ratio"]["low"] < 1:
-            rows.append((f"verdict T={temperature}", verdict(entry, costs_of(calibrate, float(temperature)), break_even)))
-    lossless = speculate["lossless"]
+            rows.append((f"verdict {at}", verdict(entry, costs_of(calibrate, float(temperature)), break_even)))
+    lossless, loss = speculate["lossless"], lossy.of(speculate["by_temperature"])
     answers = lossless["oracle_answers"]
     rows.append((
         "lossless",
         f"{lossless['prompts'] - lossless['different']} of {lossless['prompts']} held-out prompts: greedy speculative output "
         "equals greedy plain output (float32, token for token)"
-        + (f"; {answers - lossless['oracle_different']} of {answers} answers of transformers too" if answers else ""),
+        + (f"; {answers - lossless['oracle_different']} of {answers} answers of transformers too" if answers else "")
+        + (f"; this says nothing of temperature {', '.join(loss)}, which was decoded with loss" if loss else ""),
     ))  # fmt: skip
     return rows
+
+
+def _agreement(entry: dict[str, Any]) -> str:
+    """The measures after distillation, and before it if they were taken."""
+    before, after = entry["before"], entry["after"]
+
+    def both(name: str, digits: int) -> str:
+        return (f"{before[name]:.{digits}f} → " if before else "") + f"{after[name]:.{digits}f}"
+
+    return (
+        f"forward KL {both('forward_kl', 2)}, overlap {both('overlap', 3)}, top-1 {both('top1', 3)}  "
+        f"({'before → after, ' if before else ''}{entry['positions']:,} positions of held-out text)"
+    )
 
 
 def _ratio(entry: dict[str, Any], break_even: float) -> str:

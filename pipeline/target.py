@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import huggingface_hub
@@ -57,6 +57,11 @@ class TargetFiles:
     def ids(self) -> int:
         """Ids of the tokenizer; rows of the head behind them are padding and stand for no text."""
         return min(self.vocabulary_size, 1 + max(self.tokenizer().get_vocab().values()))
+
+    @property
+    def positions(self) -> int | None:
+        """Positions of its context; None where the configuration names no limit."""
+        return getattr(AutoConfig.from_pretrained(self.folder, trust_remote_code=False), "max_position_embeddings", None)
 
     @property
     def padding(self) -> dict[str, int]:
@@ -153,12 +158,27 @@ def _folder_or_hub(path: str) -> Path:
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+    if not is_hub_name(path):
         raise PipelineError(f"target.path={path}: no such folder; give a model folder, a hub name or a GGUF file")
+    return hub_folder("target.path", path)
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether ``path``, which is no folder, may name a model of the hub: OWNER/NAME."""
+    return not path.startswith((".", "/", "~")) and path.count("/") == 1
+
+
+@cache  # in one run a name stands for the same files, whatever happens on the hub
+def hub_folder(key: str, name: str) -> Path:
+    """Where the files of a hub model lie, fetched if they are not there; ``key`` is that of the configuration.
+
+    Raises:
+        PipelineError: they cannot be had.
+    """
     try:
-        return Path(huggingface_hub.snapshot_download(path, allow_patterns=[*_WEIGHTS, "README.md"]))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=[*_WEIGHTS, "README.md"]))
     except Exception as error:  # offline, gated, unknown: the hub's own words say which
-        raise PipelineError(f"target.path={path}: neither a folder nor a hub model that can be fetched ({error})") from error
+        raise PipelineError(f"{key}={name}: neither a folder nor a hub model that can be fetched ({error})") from error
 
 
 def _check_causal_lm(path: str, folder: Path) -> None:

@@ -4,7 +4,7 @@ Where the responses' hidden states were kept, only the head runs. Which position
 here; how it is stored is not. Rows of the head behind the ``ids`` are padding, and get no mass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from data.codec import Codec
 from data.hidden import Hidden, through_head
 from data.responses import Response
-from data.shards import Seal, write_shard
+from data.shards import Seal, hash_of_ids, write_shard
 from data.states import States
 from data.targets import Targets
 from pipeline.draft import head_is_last
@@ -36,12 +36,24 @@ class Work:
     def path(self) -> Path:
         return self.folder / self.seal.file
 
+    @property
+    def rows(self) -> list[tuple[list[int], int]]:
+        """The ids of prompt and response of each row, and where its response starts."""
+        return [([*r.request.prompt, *r.tokens], len(r.request.prompt)) for r in self.batch]
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the shard says of itself when it is whole."""
+        return self.seal.metadata | {"ids": hash_of_ids(self.rows)}
+
 
 class Teacher(WithTarget):
     """Writes the shard of each item of work, from the ``states`` kept when the responses were written, if they were."""
 
-    def __init__(self, model: PreTrainedModel, states: States | None = None) -> None:
-        super().__init__(model)
+    def __init__(
+        self, model: PreTrainedModel, states: States | None = None, load: Callable[[], PreTrainedModel] | None = None
+    ) -> None:
+        super().__init__(model, load)
         self.states = states
 
     def predict_step(self, item: Work) -> int:
@@ -50,11 +62,10 @@ class Teacher(WithTarget):
         try:
             encoded = [codec.encode(row, response.request.key) for row, response in zip(outputs, item.batch, strict=True)]
         except ValueError as error:  # of codec hidden alone
-            raise PipelineError(f"codec.kind=hidden: {error}; use codec=topk, or target.precision=float32") from error
+            raise PipelineError(f"codec.kind=hidden: {error}; use codec=topk, or codec=dense") from error
         targets = {name: torch.cat([part[name].cpu() for part in encoded]) for name in encoded[0]}
-        rows = [([*r.request.prompt, *r.tokens], len(r.request.prompt)) for r in item.batch]
-        write_shard(item.folder, rows, targets, item.seal)
-        return len(rows)
+        write_shard(item.folder, item.rows, targets, item.seal)
+        return len(item.batch)
 
 
 def known(
@@ -66,7 +77,8 @@ def known(
     kept = [states.of(response.request.key).to(model.device) for response in batch]
     if hidden:
         return kept
-    return model.get_output_embeddings()(torch.cat(kept))[:, :ids].split([len(part) for part in kept])
+    head = model.get_output_embeddings()
+    return head(torch.cat(kept).to(head.weight.dtype))[:, :ids].split([len(part) for part in kept])
 
 
 def head_of(model: PreTrainedModel, ids: int | None = None) -> tuple[Tensor, Tensor | None]:

@@ -21,6 +21,7 @@ from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.generate import eos_token_ids
 from pipeline.proposer import Proposer
+from speculative import Draft
 
 
 def draft_identity(config: DraftConfig) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def draft_identity(config: DraftConfig) -> dict[str, Any]:
     if config.kind is Drafting.medusa:
         return {"kind": config.kind.name, **{key: getattr(config, key) for key in ("heads", "vocabulary_size", "coverage")}}
     of_models = {key: value for key, value in asdict(config).items() if key not in ("kind", "heads")}
-    return of_models | {"files": existing.fingerprint_of(config.path)}
+    return of_models | {"files": existing.fingerprint_of(config.path and existing.located(config.path))}
 
 
 def initial(context: Context) -> tuple[Proposer, float]:
@@ -41,6 +42,10 @@ def cut_from(context: Context, target: PreTrainedModel) -> tuple[Proposer, float
     config = context.config.draft
     tokenizer = context.target.tokenizer()
     source, size, eos = target, target.config.vocab_size, eos_token_ids(target, tokenizer)
+    if existing.as_it_is(context.config):
+        shared = existing.of_other_tokenizer(str(config.path), tokenizer, size)
+        if shared is not None:
+            return shared, _covered(context, shared)
     if config.path is not None:
         source = existing.load(config.path, tokenizer)
     rows = source.get_output_embeddings().weight.shape[0]
@@ -63,6 +68,12 @@ def cut_from(context: Context, target: PreTrainedModel) -> tuple[Proposer, float
     if config.width is not None:
         return narrow.build(source, config.width, len(config.layers), vocabulary, context.config.seed), coverage
     return drafts.build(source, config, vocabulary), coverage
+
+
+def _covered(context: Context, draft: Draft) -> float:
+    """The share of all generated text that ``draft`` could have proposed."""
+    texts = [torch.tensor(r.tokens) for r in read_shards(context.parent(Stage.generate).folder) if r.tokens]
+    return float(torch.isin(torch.cat(texts), draft.vocabulary).double().mean()) if texts else 0.0
 
 
 def _size(config: DraftConfig, texts: Iterable[Iterable[int]], eos: list[int], most: int) -> int:

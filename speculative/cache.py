@@ -2,19 +2,17 @@
 
 Slot = position: a rejected token's slot is overwritten when its position is fed again, and a query at position t sees
 the slots ≤ t and nothing else. Only the nodes of a draft tree stand in slots that are not their positions, until the
-path that was kept is moved. Rows of a batch may stand at different positions. The only file that touches the private
-side of transformers' cache classes.
+path that was kept is moved. Rows of a batch may stand at different positions.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
 
+from speculative.slots import SlotCache, argument
 from speculative.tree import Tree
 
 
@@ -24,7 +22,9 @@ class UnsupportedModelError(ValueError):
 
 def check_supported(config: PreTrainedConfig) -> None:
     """Refuse, by name, attention that does not keep one slot for every position."""
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    # GPT-Neo has a word of its own, and keeps its window apart.
+    kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "attention_layers", None) or ())}
+    kinds -= {"full_attention", "global"}
     if kinds:
         raise UnsupportedModelError(f"{config.model_type}: layers of kind {sorted(kinds)} cannot be rolled back exactly")
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
@@ -101,86 +101,6 @@ def _in_branches(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor
     return torch.cat([fed, after], 1), whole[torch.arange(2, device=model.device)[:, None], places]
 
 
-class _SlotLayer(CacheLayerMixin):
-    """Keys and values of one layer, each (B, heads, capacity, head_dim), allocated at the first write."""
-
-    def __init__(self, owner: "SlotCache") -> None:
-        super().__init__()
-        self.owner = owner
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        def allocate(states: Tensor) -> Tensor:
-            return states.new_zeros(self.owner.batch, states.shape[1], self.owner.capacity, states.shape[-1])
-
-        self.keys, self.values = allocate(key_states), allocate(value_states)
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        where, visible, filled = self.owner.where, self.owner.visible, self.owner.filled
-        for store, states in ((self.keys, key_states), (self.values, value_states)):
-            if filled is not None:
-                store[filled, :, where] = states
-            elif isinstance(where, slice):
-                store[:, :, where] = states
-            else:
-                rows = torch.arange(len(where), device=where.device)[:, None]
-                store[rows, :, where] = states.transpose(1, 2)
-        if filled is not None:  # nothing came before
-            return key_states, value_states
-        return self.keys[:, :, :visible], self.values[:, :, :visible]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.visible, 0
-
-    def get_seq_length(self) -> int:
-        return self.owner.visible if self.owner.filled is None else 0
-
-    def get_max_length(self) -> int:
-        return self.owner.capacity
-
-
-class SlotCache(Cache):
-    """The layers of one model and where the current forward writes."""
-
-    def __init__(self, layers: int, batch: int, capacity: int) -> None:
-        self.batch, self.capacity = batch, capacity
-        self.visible = 0
-        self.where: slice | Tensor = slice(0, 0)
-        self.filled: Tensor | None = None
-        super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
-
-    def place(self, positions: Tensor) -> None:
-        """Announce the positions (B, n) of the tokens about to be fed, rising in each row; position 0 may be repeated first."""
-        first, last = int(positions.min()), int(positions.max())
-        if last >= self.capacity:
-            raise IndexError(f"position {last} lies outside a cache of {self.capacity} slots")
-        uniform = last - first + 1 == positions.shape[1] and bool((positions[:, -1] == last).all())
-        self.where = slice(first, last + 1) if uniform else positions
-        self.visible, self.filled = last + 1, None
-
-    def place_first(self, rows: Tensor, length: int) -> None:
-        """Announce the first ``length`` tokens of some ``rows`` of the batch, which alone are about to be fed."""
-        self.where, self.visible, self.filled = slice(0, length), length, rows
-
-    def keep_path(self, path: Tensor, anchors: Tensor) -> None:
-        """Copy nodes of the trees below ``anchors`` (B,), their ``path`` (B, n) with 0 behind it, to their positions."""
-        rows = torch.arange(len(path), device=path.device)[:, None]
-        positions = anchors[:, None] + 1 + torch.arange(path.shape[1], device=path.device)
-        slots = torch.where(path > 0, anchors[:, None] + path, positions)
-        for layer in self.layers:
-            for store in (layer.keys, layer.values):
-                store[rows, :, positions] = store[rows, :, slots]
-
-    def select(self, rows: Tensor) -> None:
-        """Keep the given rows (indices into the batch), in that order."""
-        self.batch = len(rows)
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
-
-
 class CachedModel:
     """A causal LM with its slot cache: tokens and positions in, logits out."""
 
@@ -188,13 +108,13 @@ class CachedModel:
         check_supported(model.config)
         check_exact(model)
         self.model = model
-        self.cache = SlotCache(model.config.num_hidden_layers, batch, capacity)
+        programs = getattr(model, "programs", None)
+        self.programs = programs if programs is not None and programs.current(model) else None
+        self.cache = SlotCache(model.config.num_hidden_layers, batch, capacity, whole=self.programs is not None)
         self.slots = torch.arange(capacity, device=model.device)
         self.context = getattr(model.config, "max_position_embeddings", None) or capacity
         self.additive = model.config._attn_implementation == "eager"  # it adds its mask, sdpa reads a boolean one
-        # transformers renames the argument; models move to the new name one by one.
-        parameters = inspect.signature(type(model).forward).parameters
-        self.argument = "cache" if "cache" in parameters else "past_key_values"
+        self.argument = argument(model)
         self.keeps_states = False
         self.states: Tensor | None = None  # (B, n, width) that the head read in the last forward, if they are kept
 
@@ -251,10 +171,15 @@ class CachedModel:
         self.states = inputs[0]
 
     def _logits(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
+        positions = positions.clamp(max=self.context - 1)  # blocks may reach beyond a row's end, never its tokens
+        if self.programs is not None and mask is not None and len(tokens) == 1 and not self.keeps_states:
+            stores = self.cache.stores()
+            if stores:
+                return self.programs(tokens, positions, self.cache.written(), mask, stores)[:, -keep:]
         return self.model(
             input_ids=tokens,
             attention_mask=mask,
-            position_ids=positions.clamp(max=self.context - 1),  # blocks may reach beyond a row's end, never its tokens
+            position_ids=positions,
             use_cache=True,
             logits_to_keep=keep,
             **{self.argument: self.cache},

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # ids (1, t), logits (1, V) → logits (1, V): transformers' convention
-Control = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (B, V), tokens (B, capacity), lengths (B,) → logits (B, V)
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,14 @@ class History:
     eos: Tensor
     vocabulary_size: int
 
-    def apply(self, logits: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Logits (B, V) for position ``lengths`` (B,) of ``tokens`` (B, capacity), whose earlier positions are the text."""
+    def apply(self, logits: Tensor, tokens: Tensor, lengths: Tensor, live: Tensor | None = None) -> Tensor:
+        """Logits (B, V) for position ``lengths`` (B,) of ``tokens`` (B, capacity), whose earlier positions are the text.
+
+        Rows that are not ``live`` (B,) keep theirs, and no processor sees their text; None: all are.
+        """
         controls = self.controls
-        logits = logits.float().clone()
+        live = torch.ones_like(lengths, dtype=torch.bool) if live is None else live
+        given, logits = logits.float(), logits.float().clone()
         if controls.logit_bias:
             ids = torch.tensor(list(controls.logit_bias), device=logits.device)
             logits[:, ids] += torch.tensor(list(controls.logit_bias.values()), device=logits.device)
@@ -92,9 +95,9 @@ class History:
         if len(early) and len(self.eos):
             logits[early, self.eos] = -torch.inf
         for processor in controls.processors:
-            rows = [processor(tokens[i : i + 1, : int(n)], logits[i : i + 1].clone()) for i, n in enumerate(lengths)]
-            logits = torch.cat(rows)
-        return logits
+            for i in live.nonzero().flatten().tolist():
+                logits[i] = processor(tokens[i : i + 1, : int(lengths[i])], logits[i : i + 1].clone())[0]
+        return torch.where(live[:, None], logits, given)
 
     def select(self, rows: Tensor) -> "History":
         """The history of the given rows of the batch."""
@@ -108,17 +111,34 @@ def _counts(tokens: Tensor, counted: Tensor, size: int) -> Tensor:
 
 
 def along_paths(
-    control: Control, logits: Tensor, tokens: Tensor, lengths: Tensor, drafted: Tensor, paths: Sequence[Sequence[int]]
+    history: History,
+    logits: Tensor,
+    tokens: Tensor,
+    lengths: Tensor,
+    drafted: Tensor,
+    paths: Sequence[Sequence[int]],
+    alive: Tensor,
 ) -> Tensor:
     """The controls at every place of a block, (B, n, V) of ``logits`` (B, n, V): each sees the drafts that lead to it.
 
-    ``paths[i]`` are the columns of ``drafted`` (B, N) between the committed text and place i. They are written behind the
-    ``lengths`` (B,) of ``tokens`` (B, capacity), which is scratch.
+    ``paths[i]`` are the columns of ``drafted`` (B, N) between the committed text and place i; a path comes after the path
+    that it continues. Logits stay as they are in rows that are not ``alive`` (B,), and behind a draft that is barred or ends
+    the row: nothing there can stay, and a processor may allow no token at all after such a text.
     """
-    parts = []
-    for place, path in enumerate(paths):
+    live, found = {}, {}
+    for place, path in enumerate(map(tuple, paths)):
+        live[path] = alive
         if path:
-            behind = lengths[:, None] + torch.arange(len(path), device=tokens.device)
-            tokens.scatter_(1, behind, drafted[:, list(path)])
-        parts.append(control(logits[:, place], tokens, lengths + len(path)))
-    return torch.stack(parts, 1)
+            last, before = drafted[:, path[-1]], path[:-1]
+            allowed = found[before].gather(1, last[:, None]).squeeze(1) > -torch.inf
+            live[path] = live[before] & allowed & ~torch.isin(last, history.eos)
+        found[path] = history.apply(logits[:, place], *behind(tokens, lengths, drafted, path), live[path])
+    return torch.stack(list(found.values()), 1)
+
+
+def behind(tokens: Tensor, lengths: Tensor, drafted: Tensor, path: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The text with the columns ``path`` of ``drafted`` (B, N) written behind it: ``tokens`` themselves, and lengths (B,)."""
+    if path:
+        places = lengths[:, None] + torch.arange(len(path), device=tokens.device)
+        tokens.scatter_(1, places, drafted[:, list(path)])
+    return tokens, lengths + len(path)

@@ -1,10 +1,11 @@
 """The cost model: from agreement and measured costs to the speed that decoding will reach.
 
-    ratio(K) = τ̂(K) / (K·c + h + v(K+1) + o)
+    ratio(K) = (P·r + N) / (P·(r + s) + N / τ̂(K) · (K·c + h + v(K+1) + o))
 
 Times are in units of one plain decoding step: c one draft step, h all heads at once (0 for a draft model), v(n) a target
-forward over n new positions, o all the rest of a round. Nothing here runs a model (Leviathan et al., 2211.17192, with v
-measured and not assumed to be 1).
+forward over n new positions, o all the rest of a round. N tokens follow a prompt of P, each of which costs r to read, and s
+more if a draft reads it too. Nothing here runs a model (Leviathan et al., 2211.17192, with v measured and not assumed to be
+1, and with the prompt).
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ class Costs:
     """Costs relative to one plain step of ``plain_seconds``; ``verify[n-1]`` = v(n), ``other[K]`` = o at K drafts.
 
     v(1) + other[0] = 1: the plain step is a round without drafts. ``draft`` is paid for every draft, ``heads`` once a
-    round that has drafts.
+    round that has drafts. ``reading`` and ``draft_reading`` are r and s, of prompts as long as those that were timed.
     """
 
     plain_seconds: float
@@ -27,6 +28,8 @@ class Costs:
     verify: tuple[float, ...]
     other: tuple[float, ...]
     heads: float = 0.0
+    reading: float = 0.0
+    draft_reading: float = 0.0
 
     @classmethod
     def stored(cls, fields: dict[str, Any]) -> "Costs":
@@ -70,9 +73,14 @@ def rounds_needed(acceptance: Sequence[float], drafts: int, deeper: Deeper = ())
     return remaining[0]
 
 
-def expected_ratio(acceptance: Sequence[float], costs: Costs, drafts: int, deeper: Deeper = ()) -> float:
-    """Predicted plain time ÷ speculative time for one text, given its acceptance probability by position."""
-    return len(acceptance) / (rounds_needed(acceptance, drafts, deeper) * costs.round(drafts))
+def expected_ratio(acceptance: Sequence[float], costs: Costs, drafts: int, deeper: Deeper = (), prompt: int = 0) -> float:
+    """Predicted plain time ÷ speculative time for one text, given its acceptance probability by position.
+
+    ``prompt``: tokens before it, which both must read; without them the ratio is that of decoding alone.
+    """
+    read = prompt * costs.reading
+    read_too = read + (prompt * costs.draft_reading if drafts else 0.0)
+    return (read + len(acceptance)) / (read_too + rounds_needed(acceptance, drafts, deeper) * costs.round(drafts))
 
 
 def best_length(texts: Sequence[Sequence[float]], costs: Costs, deeper: Sequence[Deeper] | None = None) -> tuple[int, float]:

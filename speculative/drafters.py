@@ -53,8 +53,14 @@ class Draft:
         outputs = torch.arange(count, device=self.model.device) if self.outputs is None else self.outputs[:count]
         return replace(self, vocabulary=None if self.vocabulary is None else self.vocabulary[:count], outputs=outputs)
 
+    def placed(self) -> "Draft":
+        """The same draft with its tables on the device of its model."""
+        tables = {name: getattr(self, name) for name in ("vocabulary", "outputs", "inputs")}
+        device = self.model.device
+        return replace(self, **{name: None if table is None else table.to(device) for name, table in tables.items()})
+
     def check_fits(self, target_size: int) -> None:
-        """Raise ValueError unless every output id of the draft stands for one of ``target_size`` target ids."""
+        """Raise ValueError unless the draft reads ``target_size`` target ids and each of its output ids stands for one."""
         outputs = self.size
         if self.vocabulary is None and outputs != target_size:
             raise ValueError(f"the draft has {outputs} output ids, the target {target_size}: give the draft a vocabulary")
@@ -62,6 +68,14 @@ class Draft:
             raise ValueError(f"the draft's vocabulary must have {outputs} ids below {target_size}")
         if self.inputs is not None and len(self.inputs) < target_size:
             raise ValueError(f"the draft reads {len(self.inputs)} ids, the target writes {target_size}")
+        head, embedding = (
+            len(layer.weight) for layer in (self.model.get_output_embeddings(), self.model.get_input_embeddings())
+        )
+        if self.outputs is not None and int(self.outputs.max()) >= head:
+            raise ValueError(f"the draft's outputs name row {int(self.outputs.max())} of its head, which has {head}")
+        largest = target_size - 1 if self.inputs is None else int(self.inputs[:target_size].max())
+        if largest >= embedding:
+            raise ValueError(f"the draft would read id {largest}, its embedding has {embedding} rows: give the draft inputs")
 
 
 @dataclass(frozen=True)
@@ -173,11 +187,13 @@ class ModelDrafter:
         history, vocabulary = self.history, self.draft.vocabulary
         if history is None:
             return logits
+        found = logits.float()
         if vocabulary is None:
-            return history.apply(logits, tokens, lengths)
-        whole = logits.new_full((len(logits), history.vocabulary_size), -torch.inf, dtype=torch.float32)
-        whole[:, vocabulary] = logits.float()
-        found = history.apply(whole, tokens, lengths)[:, vocabulary]
+            found = history.apply(found, tokens, lengths)
+        else:
+            whole = found.new_full((len(found), history.vocabulary_size), -torch.inf)
+            whole[:, vocabulary] = found
+            found = history.apply(whole, tokens, lengths)[:, vocabulary]
         # Where the controls bar every token that the draft has, it proposes what it would have, and is corrected.
         return torch.where(found.amax(-1, keepdim=True).isfinite(), found, logits.float())
 

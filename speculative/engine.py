@@ -24,6 +24,7 @@ from speculative.sampling import Purpose, Sampling, best_token, probabilities, r
 from speculative.tree import Tree
 from speculative.tree_drafter import TreeDrafter
 from speculative.tree_verification import Branches, verify_tree, verify_tree_choices
+from speculative.typical import Typical, verify_typical
 from speculative.verification import Guess, Rule, Verdict, verify_choices, verify_sampled
 
 COMPACT_BELOW = 0.75  # finished rows leave once fewer than this share of the batch is alive: leaving copies the cache
@@ -31,14 +32,14 @@ COMPACT_BELOW = 0.75  # finished rows leave once fewer than this share of the ba
 
 @dataclass(frozen=True)
 class Generation:
-    """The result, by row: new ``tokens``, why they end, and counts; ``seconds`` are of the whole call.
+    """The result, by row: new ``tokens``, why they end, and counts; ``seconds`` are of the whole batch.
 
     Forwards are those of the batch after prefill. ``peak_memory`` is the most that was held until the end of the call, in
     bytes: by PyTorch on the target's CUDA device, else by the process; None where the system does not tell. ``log_probs``
     are the target's own over its vocabulary, before temperature, filters and controls, if they were asked for. ``text`` is
     there when a tokenizer was given, and ends before the stop string. ``ranks`` counts the branches of a tree, over all
     rows. ``states`` (new tokens, width), by row, are what the target's head read to choose each token, if they were asked
-    for.
+    for. ``lossy``: drafts were judged by a rule that does not keep the target's law.
     """
 
     tokens: list[list[int]]
@@ -52,6 +53,7 @@ class Generation:
     text: list[str] | None = None
     ranks: Ranks | None = None
     states: list[Tensor] | None = None
+    lossy: bool = False
 
     @property
     def stopped(self) -> list[bool]:
@@ -65,6 +67,7 @@ class Options:
 
     sampling: Sampling
     rule: Rule
+    typical: Typical
     length: int | AutoLength
     longest: int
     tree: Tree | None
@@ -74,6 +77,11 @@ class Options:
     stop: Stop | None
     log_probs: bool
     states: bool
+
+    @property
+    def lossy(self) -> bool:
+        """Whether drafts, if there are any, are judged by a rule that does not keep the target's law."""
+        return self.rule is Rule.TYPICAL and not self.sampling.greedy and self.longest > 0
 
 
 class Decoding:
@@ -97,16 +105,23 @@ class Decoding:
         self.model.keeps_states = options.states or isinstance(drafter, MedusaDrafter)
         self.model.prefill(rows.tokens, rows.lengths - 1)
         self.forwards = 0
+        auto = isinstance(options.length, AutoLength)
+        self.lengths = options.length.for_rows(rows.count) if auto else []  # in the order of the caller
         # A draft whose length is chosen may never be asked; then it need not read the prompts.
-        self.drafter_reads = drafter is not None and isinstance(options.length, int)
+        self.drafter_reads = drafter is not None and not auto
         if self.drafter_reads:
             drafter.prefill(rows.tokens, rows.lengths - 1)
         self.log = Log(rows.count, options.longest, options.tree)
-        self.seconds.prefill = time.perf_counter() - started
+        self._lap("prefill", started)
 
     @property
     def alive(self) -> bool:
         return bool(self.rows.alive.any())
+
+    @property
+    def left(self) -> int:
+        """The most tokens that a row still wants."""
+        return int(((self.rows.ends - self.rows.lengths) * self.rows.alive).max())
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, list[int], Finish | None]]:
@@ -115,9 +130,8 @@ class Decoding:
         if float(self.rows.alive.float().mean()) < COMPACT_BELOW:
             self._compact()
         rows = self.rows
-        remaining = int((rows.ends - rows.lengths)[rows.alive].max())
-        wanted = self.options.length.choose() if isinstance(self.options.length, AutoLength) else self.options.length
-        count = min(wanted, remaining - 1)
+        wanted = self._wanted()
+        count = int(wanted.max())
         mark = self._lap("bookkeeping", mark)
         proposal = Proposal(Guess(rows.tokens[:, :0], None), torch.zeros_like(rows.lengths))
         if self.drafter is not None and count > 0:
@@ -128,8 +142,7 @@ class Decoding:
         mark = self._lap("draft", mark)
         logits, block = self._target_forward(proposal)
         mark = self._lap("target", mark)
-        # A row near its budget must not see drafts that it would not have had alone, or it would depend on others.
-        limits = torch.minimum(proposal.counts, (rows.ends - rows.lengths - 1).clamp(min=0))
+        limits = torch.minimum(proposal.counts, wanted)
         verdict = self._verify(logits, proposal.guess, limits)
         mark = self._lap("sample", mark)
         before = rows.lengths
@@ -145,15 +158,38 @@ class Decoding:
         alive = emitted > 0
         path = None if verdict.path is None else verdict.path[alive]
         self.log.add(rows.index[alive], limits[alive], verdict.accepted[alive], emitted[alive], path)
-        if isinstance(self.options.length, AutoLength):
-            self.options.length.observe(limits[alive], verdict.accepted[alive])
+        if self.lengths:
+            self._learn(alive, wanted * (proposal.guess.depth > 0), limits, verdict.accepted)
         if self.drafter is not None:
             self.drafter.rollback(rows.lengths)
         news = rows.news(before, emitted)
         self._lap("bookkeeping", mark)
         return news
 
+    def _wanted(self) -> Tensor:
+        """How many drafts each row is to have (B,), 0 if it is done.
+
+        A row must not see drafts that it would not have had alone, or it would depend on its neighbours. So the block is as
+        long as one of them wants, and each row keeps to its own length.
+        """
+        rows, length = self.rows, self.options.length
+        left = (rows.ends - rows.lengths - 1) * rows.alive
+        if not self.lengths:
+            return left.clamp(max=length)
+        places = zip(rows.index.tolist(), rows.alive.tolist(), strict=True)
+        chosen = [self.lengths[row].choose() if alive else 0 for row, alive in places]
+        return torch.minimum(left, torch.tensor(chosen, device=left.device))
+
+    def _learn(self, alive: Tensor, *counts: Tensor) -> None:
+        """Drafts asked for, proposed and accepted, each (B,), of the rows that were ``alive`` (B,)."""
+        columns = [column[alive].tolist() for column in (self.rows.index, *counts)]
+        for row, *found in zip(*columns, strict=True):
+            self.lengths[row].observe(*found)
+        self.options.length.learn(self.lengths)
+
     def _lap(self, phase: str, mark: float) -> float:
+        if self.model.model.device.type == "cuda":  # else its work would be counted where it is waited for
+            torch.cuda.synchronize(self.model.model.device)
         now = time.perf_counter()
         setattr(self.seconds, phase, getattr(self.seconds, phase) + now - mark)
         return now
@@ -184,13 +220,16 @@ class Decoding:
         rows, options = self.rows, self.options
         branches = isinstance(guess, Branches)
         if self.history is not None:
-            logits = along_paths(self.history.apply, logits, rows.tokens, rows.lengths, guess.tokens, guess.paths)
+            text = (rows.tokens, rows.lengths, guess.tokens, guess.paths, rows.alive)
+            logits = along_paths(self.history, logits, *text)
         if options.sampling.greedy:
             choices = best_token(logits)
             return verify_tree_choices(choices, guess, limits) if branches else verify_choices(choices, guess.tokens, limits)
         p = probabilities(logits, options.sampling)
         places, drafts = (torch.arange(count, device=p.device) for count in (guess.depth + 1, guess.tokens.shape[1]))
         follow = uniforms(options.seed, rows.keys[:, None], rows.lengths[:, None] + places, Purpose.TARGET)
+        if options.rule is Rule.TYPICAL:
+            return verify_typical(p, guess, follow, limits, options.typical)
         keys = round_keys(rows.lengths[:, None], drafts)
         accept = uniforms(options.seed, rows.keys[:, None], keys, Purpose.ACCEPT)
         if branches:
@@ -219,6 +258,7 @@ class Decoding:
             log_probs=log_probs if options.log_probs else None,
             ranks=self.log.ranks(),
             states=self.rows.states() if options.states else None,
+            lossy=options.lossy,
         )
 
 

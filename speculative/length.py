@@ -3,11 +3,12 @@
 Each round takes the K with the highest expected tokens per unit of time, τ(K) / (K·c + v(K+1) + o), K = 0 included.
 A choice of 0 learns nothing, so a single draft is tried again now and then, ever more rarely while it does not pay.
 No round is drafted that could, if all its drafts were wrong, put the text further behind plain decoding than ``MAY_LOSE``
-steps and a small share of the text: by these costs, no draft can do more harm.
+steps and a small share of the text. What the draft must read again after rounds without it is charged at its measured
+cost. Its reading of the prompt is not, for without that there would be no draft at all.
 """
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from statistics import fmean
 
 from speculative.cost import Costs
 
@@ -18,15 +19,36 @@ MAY_LOSE, SHARE = 1.0, 0.02  # plain steps behind plain decoding at most: at the
 
 
 class AutoLength:
-    """Chooses K each round from running acceptance by position. Used for one call after the other, it goes on learning."""
+    """Chooses K each round of a row from that row's acceptance so far, by position.
+
+    Given to one call after the other, it goes on learning: every row of a call starts from what is known, and afterwards
+    it knows what they learnt, on average. So with a temperature above 0 the same seed gives another text in the next call,
+    by the same law; a fresh one, or the ``Costs`` in its place, gives the same text again.
+    """
 
     def __init__(self, costs: Costs, expected: float = 0.6) -> None:
         """``expected`` acceptance of one draft before anything is known."""
         self.costs = costs
         self.kept = [PRIOR * expected] * costs.longest
         self.tried = [PRIOR] * costs.longest
-        self.idle, self.patience = 0, FIRST_TRIAL
-        self.written, self.saved = 0.0, 0.0  # tokens of a row, and plain steps that writing them so far has saved
+        self.idle, self.patience = 0.0, float(FIRST_TRIAL)  # rounds
+        self.written, self.saved = 0.0, 0.0  # tokens of the row, and plain steps that writing them so far has saved
+        self.unread = 0.0  # tokens of them that the draft has not read
+
+    def for_rows(self, count: int) -> list["AutoLength"]:
+        """One for each of ``count`` rows, which knows what this one knows: rows must not depend on their neighbours."""
+        rows = [AutoLength(self.costs) for _ in range(count)]
+        for row in rows:
+            row.learn([self])
+        return rows
+
+    def learn(self, rows: Sequence["AutoLength"]) -> None:
+        """Know what ``rows`` know, on average."""
+        for name in ("idle", "patience", "written", "saved"):
+            setattr(self, name, fmean(getattr(row, name) for row in rows))
+        self.kept, self.tried = (
+            [fmean(places) for places in zip(*(getattr(row, name) for row in rows), strict=True)] for name in ("kept", "tried")
+        )
 
     def choose(self) -> int:
         best = self._best()
@@ -56,22 +78,24 @@ class AutoLength:
     def _affordable(self, wanted: int) -> int:
         """As many drafts of those wanted as may all be wrong: such a round writes one token and costs the rest."""
         free = self.saved + MAY_LOSE + SHARE * self.written
-        return next((drafts for drafts in range(wanted, 0, -1) if self.costs.round(drafts) - 1 <= free), 0)
+        return next((drafts for drafts in range(wanted, 0, -1) if self._cost(drafts) - 1 <= free), 0)
 
-    def observe(self, proposed: Tensor, accepted: Tensor) -> None:
-        """What a round of live rows brought: ``proposed`` and ``accepted`` drafts, both (B,)."""
-        accepted = torch.minimum(accepted, proposed)
-        drafts, tokens = int(proposed.max()), 1.0 + float(accepted.double().mean())
-        self.written += tokens
-        self.saved += tokens - (self.costs.round(drafts) if drafts else 1.0)
-        if drafts == 0:
-            return
-        place = torch.arange(self.costs.longest, device=proposed.device)
-        tried = ((place < proposed[:, None]) & (place <= accepted[:, None])).float().mean(0).tolist()
-        kept = (place < accepted[:, None]).float().mean(0).tolist()
-        for k in range(self.costs.longest):
-            if tried[k] > 0:
-                self.tried[k] = DECAY * self.tried[k] + tried[k]
-                self.kept[k] = DECAY * self.kept[k] + kept[k]
-        if self._best() > 0:
+    def _cost(self, drafts: int) -> float:
+        """Of the next round, in plain steps."""
+        return self.costs.round(drafts) + self.costs.draft_reading * self.unread if drafts else 1.0
+
+    def observe(self, asked: int, proposed: int, accepted: int) -> None:
+        """What a round of the row brought: drafts ``asked`` for, which were paid, ``proposed`` and ``accepted``.
+
+        Fewer are proposed than asked for where a draft was unsure or lookup found nothing.
+        """
+        accepted = min(accepted, proposed)
+        self.written += 1 + accepted
+        self.saved += 1 + accepted - self._cost(asked)
+        self.unread = 0.0 if asked else self.unread + 1
+        for place in range(proposed):
+            if place <= accepted:
+                self.tried[place] = DECAY * self.tried[place] + 1
+                self.kept[place] = DECAY * self.kept[place] + (place < accepted)
+        if proposed and self._best() > 0:
             self.patience = FIRST_TRIAL

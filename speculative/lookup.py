@@ -72,9 +72,17 @@ class LookupElseModel(AroundModel):
         drawn = self.model.propose(tokens, lengths, rows, count)
         # In rows that matched, the model's cache holds drafts of its own that nobody will see.
         self.model.lengths = torch.where(certain, lengths, self.model.lengths)
-        size = drawn.guess.tokens.shape[1]  # the model may have stopped early
-        tokens_of_both = torch.where(certain[:, None], looked.guess.tokens[:, :size], drawn.guess.tokens)
-        counts = torch.where(certain, looked.counts.clamp(max=size), drawn.counts)
+        if not bool(certain.any()):
+            return drawn
+        # The model may have stopped early, which must not cut the drafts of rows that matched.
+        tokens_of_both = torch.where(certain[:, None], looked.guess.tokens, _as_long(drawn.guess.tokens, count))
+        counts = torch.where(certain, looked.counts, drawn.counts)
         if drawn.guess.q is None:
             return Proposal(Guess(tokens_of_both, None), counts)
-        return Proposal(Guess(tokens_of_both, drawn.guess.q, drawn.guess.vocabulary, certain), counts)
+        return Proposal(Guess(tokens_of_both, _as_long(drawn.guess.q, count), drawn.guess.vocabulary, certain), counts)
+
+
+def _as_long(drawn: Tensor, count: int) -> Tensor:
+    """``drawn`` (B, n, …) with its last place repeated up to ``count``; nothing there is ever looked at."""
+    missing = count - drawn.shape[1]
+    return torch.cat([drawn, *[drawn[:, -1:]] * missing], 1) if missing else drawn

@@ -56,6 +56,10 @@ class MedusaHeads(nn.Module):
         """Ids that can be drafted, D."""
         return self.matrix.out_features
 
+    def below(self, size: int) -> int:
+        """How many of these ids are below ``size``, and so can be drawn where the ids from there on are padding."""
+        return min(self.size, size) if self.vocabulary is None else int((self.vocabulary < size).sum())
+
     def seen(self, head: int, states: Tensor) -> Tensor:
         """What E reads for ``head``, 0 the first: states (..., width) behind its residual block."""
         return states + nn.functional.silu(self.blocks[head](states))
@@ -109,7 +113,7 @@ class MedusaDrafter:
     def __init__(self, heads: MedusaHeads, sampling: Sampling, seed: int, tree: Tree | None, size: int | None = None) -> None:
         self.heads, self.sampling, self.seed, self.tree = heads, sampling, seed, tree
         vocabulary = heads.vocabulary
-        self.outputs = size if vocabulary is None or size is None else int((vocabulary < size).sum())
+        self.outputs = None if size is None else heads.below(size)
         self.vocabulary = None if vocabulary is None else vocabulary[: self.outputs]
         self.states: Tensor | None = None  # (B, width) behind the token before the anchor
         self.forwards = 0

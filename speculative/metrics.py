@@ -8,7 +8,7 @@ depth counts as one draft, accepted when one of its branches is.
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -90,7 +90,11 @@ class Ranks:
 
 @dataclass
 class Phases:
-    """Wall seconds by phase; their sum is the whole call. ``bookkeeping`` is all that is neither a model nor a draw."""
+    """Wall seconds by phase; ``bookkeeping`` is what a round does that is neither a model nor a draw.
+
+    Their sum is the time of the prefills and of the rounds. Reading the input, making the token buffers, trying a draft that is
+    new and gathering the result come on top.
+    """
 
     prefill: float = 0.0
     draft: float = 0.0
@@ -106,6 +110,10 @@ class Phases:
     @property
     def decoding(self) -> float:
         return self.draft + self.target + self.other
+
+    def since(self, before: "Phases") -> "Phases":
+        """What was added to ``before``."""
+        return Phases(**{name: seconds - getattr(before, name) for name, seconds in asdict(self).items()})
 
 
 def peak_memory(device: torch.device) -> int | None:

@@ -31,7 +31,7 @@ class _Layout:
     """The packed copy, and which state of the weights it is of."""
 
     def __init__(self, weight: nn.Parameter) -> None:
-        self.of = _state(weight)
+        self.of = state_of(weight)
         with torch.no_grad():
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
@@ -39,7 +39,8 @@ class _Layout:
         return None  # a copy of the layer has weights of its own
 
 
-def _state(weight: Tensor) -> tuple[int, int, torch.dtype]:
+def state_of(weight: Tensor) -> tuple[int, int, torch.dtype]:
+    """What changes when ``weight`` is changed in place, moved or replaced."""
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version, weight.dtype
 
 
@@ -50,6 +51,6 @@ class _Packed(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         layout = self.packed
-        if layout is None or torch.is_grad_enabled() or layout.of != _state(self.weight):
+        if torch.compiler.is_compiling() or layout is None or torch.is_grad_enabled() or layout.of != state_of(self.weight):
             return super().forward(input)
         return torch.ops.mkldnn._linear_pointwise(input, layout.weight, self.bias, "none", [], "")

@@ -1,7 +1,7 @@
 """From ids to text while decoding: characters that are complete, and strings that end a row.
 
 A character may be spread over tokens, and a stop string over tokens and rounds; text is handed on only when no later
-token can change or take back any of it.
+token can change or take back any of it. Special tokens leave no text; as stop strings they are known by their ids.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,15 @@ class _Row:
 
 
 class Transcript:
-    """The text of every row. Called by the engine with new ids, it answers where a stop string ends the row."""
+    """The text of every row. Called by the engine with new ids, it answers where a stop string ends the row.
+
+    Raises:
+        ValueError: a stop string with a special token and more in it.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, rows: int, stop_strings: Sequence[str] = ()) -> None:
-        if any(not string for string in stop_strings):
-            raise ValueError("stop_strings: an empty string would end every row at once")
         self.tokenizer, self.stops = tokenizer, tuple(stop_strings)
+        self.stop_ids = _special_ids(tokenizer, self.stops) if self.stops else set()
         self.rows = [_Row() for _ in range(rows)]
 
     def __call__(self, row: int, ids: Sequence[int]) -> int | None:
@@ -37,8 +40,9 @@ class Transcript:
         for place, token in enumerate(ids, start=1):
             state.ids.append(token)
             before = len(state.text)
-            state.text += self._piece(state)
+            state.text += self._rest(state) if token in self.stop_ids else self._piece(state)
             found = [at for stop in self.stops if (at := state.text.find(stop, max(0, before - len(stop) + 1))) >= 0]
+            found += [len(state.text)] if token in self.stop_ids else []
             if found:
                 state.cut = min(found)
                 return place
@@ -53,6 +57,10 @@ class Transcript:
         state.window, state.read = state.read, len(state.ids)
         return now[len(known) :]
 
+    def _rest(self, state: _Row) -> str:
+        """The text of the ids so far that is not in ``text``, complete or not."""
+        return self._decode(state.ids[state.window :])[len(self._decode(state.ids[state.window : state.read])) :]
+
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
@@ -60,7 +68,7 @@ class Transcript:
         """Text of the row that was not handed on yet and is certain; all of it at the ``last`` call."""
         state = self.rows[row]
         if last and state.cut is None:
-            state.text += self._decode(state.ids[state.window :])[len(self._decode(state.ids[state.window : state.read])) :]
+            state.text += self._rest(state)
         end = len(state.text) if state.cut is None else state.cut
         if not last:
             end -= self._could_begin_a_stop(state.text)
@@ -73,3 +81,15 @@ class Transcript:
         longest = max((len(stop) - 1 for stop in self.stops), default=0)
         sizes = (n for n in range(min(longest, len(text)), 0, -1) if any(stop.startswith(text[-n:]) for stop in self.stops))
         return next(sizes, 0)
+
+
+def _special_ids(tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> set[int]:
+    """The ids of those ``stops`` that are special tokens."""
+    special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    for stop in stops:
+        within = next((token for token in special if token in stop and stop not in special), None)
+        if within is not None:
+            fix = f"give {within!r} alone, or its id {special[within]} in eos_token_ids"
+            raise ValueError(f"stop_strings: {stop!r} holds the special token {within!r}, which leaves no text; {fix}")
+    return {special[stop] for stop in stops if stop in special}

@@ -34,8 +34,10 @@ class Tree:
     @classmethod
     def of(cls, widths: Sequence[int]) -> "Tree":
         """The tree in which every node at depth d has ``widths[d]`` children: (3, 2, 1) has 3 + 6 + 6 nodes."""
-        if not widths or any(not isinstance(width, int) or width < 1 for width in widths):
-            raise ValueError(f"tree: it needs a number of branches ≥ 1 for every depth, not {tuple(widths)}")
+        listed = isinstance(widths, Sequence) and not isinstance(widths, str)
+        if not listed or not widths or any(type(width) is not int or width < 1 for width in widths):
+            shown = tuple(widths) if listed else repr(widths)
+            raise ValueError(f"tree: it needs a number of branches ≥ 1 for every depth, not {shown}")
         level, parents = [0], []
         for width in widths:
             first = len(parents) + 1
@@ -88,6 +90,12 @@ class Tree:
             found.append(node)
             node = self.parents[node - 1]
         return found[::-1]
+
+    @cached_property
+    def path_table(self) -> Tensor:
+        """(size + 1, depth) drafted nodes from the anchor to every node, 0 behind its end."""
+        paths = [self.path(node) for node in range(self.size + 1)]
+        return torch.tensor([path + [0] * (self.depth - len(path)) for path in paths])
 
     def cut(self, depth: int) -> "Tree":
         """The tree without what lies deeper than ``depth`` ≥ 1; the nodes that stay keep their numbers."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from speculative.cache import check_branching
-from speculative.controls import along_paths
+from speculative.controls import behind
 from speculative.drafters import AroundModel, ModelDrafter, Proposal
 from speculative.sampling import Purpose, Sampling, draw, probabilities, round_keys, uniforms
 from speculative.tree import Tree
@@ -36,8 +36,8 @@ class TreeDrafter(AroundModel):
                 logits = model.choosable(model.cached.feed_nodes(fed, lengths - 1, tree, level))
             model.forwards += 1
             if model.history is not None:
-                paths = [columns(tree, node) for node in level]
-                logits = along_paths(model.controlled, logits, tokens, lengths, drafted, paths)
+                texts = [behind(tokens, lengths, drafted, columns(tree, node)) for node in level]
+                logits = torch.stack([model.controlled(logits[:, i], *text) for i, text in enumerate(texts)], 1)
             q = draw_children(logits, tree, level, model.sampling, model.seed, lengths, rows, model.draft.vocabulary, drafted)
             distributions += [] if q is None else [q]
         model.lengths = lengths

@@ -1,7 +1,8 @@
 """The acceptance rules: which drafted tokens stay and which token follows them.
 
 Pure functions of distributions, drafted ids and uniform numbers; no model, no cache. Whatever the draft proposes, the
-law of the committed tokens is the target's. Shapes: B rows, K drafted tokens, V target vocabulary, D draft vocabulary.
+law of the committed tokens is the target's; the one rule of which this does not hold is in ``speculative.typical``. Shapes:
+B rows, K drafted tokens, V target vocabulary, D draft vocabulary.
 """
 
 from dataclasses import dataclass
@@ -14,16 +15,18 @@ from speculative.sampling import draw
 
 
 class Rule(StrEnum):
-    """How drafts are judged above temperature 0; all are exact, they differ in how much they keep.
+    """How drafts are judged above temperature 0; all but ``typical`` are exact, they differ in how much they keep.
 
     ``token``: rejection sampling, one draft after the other. ``block``: judged together, keeps as much or more.
     ``match``: the target draws, a draft stays if it is the same token; keeps less, but the output is that of plain
-    decoding with the same seed, token for token.
+    decoding with the same seed, token for token. ``typical``: lossy, a draft stays if the target finds it likely enough.
+    At temperature 0 all are one: a draft stays if it is the target's best token.
     """
 
     TOKEN = "token"
     BLOCK = "block"
     MATCH = "match"
+    TYPICAL = "typical"
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def verify_sampled(p: Tensor, guess: Guess, accept: Tensor, follow: Tensor, limi
         accept: (B, K) uniforms for the acceptance tests.
         follow: (B, K+1) uniforms for the token that follows; entry j is used when j drafted tokens stay.
         limits: (B,) drafts of each row that count; those behind are as if never proposed.
-        rule: how they are judged.
+        rule: how they are judged, one of the exact rules.
     """
     if guess.tokens.shape[1] == 0:
         return Verdict(torch.zeros_like(limits), draw(p[:, 0], follow[:, 0]))

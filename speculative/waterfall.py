@@ -4,7 +4,7 @@
     text      i.i.d. at the teacher-forced overlap    text → prefixes that decoding itself has written
     prefixes  i.i.d. at P(draft 1 accepted)           position 1 → position j
     positions i.i.d. at P(a tried draft accepted)     independence → product of what happened
-    product   tokens a round as counted               operations → wall clock
+    product   tokens a round as counted               operations → wall clock of the whole call, prompt and all
     time      –                                       (the measured ratio)
 
 The first four levels divide tokens a round by the calibrated cost of a round. The factors between neighbouring levels

@@ -20,7 +20,7 @@ RESERVED = {
     "mlflow": "pipeline/tracking.py",
     "hydra": "pipeline/main.py",
     "omegaconf": "pipeline/main.py",
-    "transformers.cache_utils": "speculative/cache.py",
+    "transformers.cache_utils": "speculative/slots.py",
 }
 
 FILES = sorted(p.relative_to(ROOT).as_posix() for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
@@ -87,7 +87,7 @@ def test_each_tool_is_used_where_it_may_be(module, owner):
         ("import lightning", "data/x.py", []),
         ("from transformers import cache_utils", "pipeline/race.py", ["transformers.cache_utils"]),
         ("from transformers.cache_utils import Cache", "speculative/drafters.py", ["transformers.cache_utils"]),
-        ("from transformers.cache_utils import Cache", "speculative/cache.py", []),
+        ("from transformers.cache_utils import Cache", "speculative/slots.py", []),
         ("import importlib\nimportlib.import_module('mlflow.entities')", "pipeline/race.py", ["mlflow"]),
         ("__import__('pipeline')", "data/x.py", ["pipeline"]),
         ("from omegaconf import OmegaConf\nimport hydra", "speculative/x.py", ["hydra", "omegaconf"]),

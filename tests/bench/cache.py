@@ -32,7 +32,7 @@ from data.responses import Response
 from data.shards import Seal, write_shard
 from data.states import States
 from data.topk import TopK
-from pipeline.generate import prompt_ids
+from pipeline.generate import eos_token_ids, prompt_ids
 from pipeline.hardware import machine
 from pipeline.teacher import head_of, known
 from tests.bench import costs, learnt, subject, text
@@ -97,7 +97,9 @@ def main() -> None:
         folder = options.text or root / "text"
         positions = options.positions * 6 // 5  # an eighth of the rows is seen by no draft
         if options.text is None:
-            text.write(model, list(_prompts(files.tokenizer(), options)), positions, options.tokens, folder)
+            tokenizer = files.tokenizer()
+            eos = eos_token_ids(model, tokenizer)
+            text.write(model, list(_prompts(tokenizer, options)), positions, options.tokens, folder, eos)
         rows, states = text.read(folder, positions), States(folder)
         others, seen = rows[: len(rows) // 8], rows[len(rows) // 8 :]
         write(model, seen, states, root, [name for name in CODECS if any(name in READS[part] for part in options.only)])

@@ -12,6 +12,7 @@ time ÷ its time with the draft, whole calls, greedy. An engine that fails is li
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -26,15 +27,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
-from data.responses import read_shards
-from pipeline.generate import prompt_ids
 from pipeline.hardware import machine
 from pipeline.statistics import median_interval
 from tests.bench import foreign_environments as environments
-from tests.bench.decoding import read_prompts
+from tests.bench import prompts as prompts_of
 from tests.bench.foreign_environments import Contestant, StepError, last_words
 
-LONGEST = 256  # ids of a prompt that are kept, its end
 Way = tuple[str | None, int]  # the draft's format and K; (None, 0) is plain
 PLAIN: Way = (None, 0)
 
@@ -90,12 +88,17 @@ class Racer:
             raise StepError(f"exit code {self.process.wait()}: {last_words(self.log)}")
         return json.loads(line)
 
-    def stop(self) -> None:
-        """End the engine's process."""
+    def stop(self, patience: float = 30) -> None:
+        """End the engine's process: by the end of its input, or by force after ``patience`` seconds."""
         if self.process is not None:
             assert self.process.stdin is not None
-            self.process.stdin.close()
-            self.process.wait(30)
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+            try:
+                self.process.wait(patience)
+            except subprocess.TimeoutExpired:  # the others are still to be ended
+                self.process.kill()
+                self.process.wait()
 
 
 def race(racers: list[Racer], prompts: Sequence[list[int]], new_tokens: int, errors: dict[str, str]) -> list[Racer]:
@@ -163,15 +166,12 @@ def table(lines: Sequence[dict[str, Any]], title: str) -> Table:
 
 def chosen_prompts(options: argparse.Namespace) -> list[list[int]]:
     """Ids of the prompts, after one for warmth."""
-    tokenizer = AutoTokenizer.from_pretrained(options.target)
+    tokenizer, count = AutoTokenizer.from_pretrained(options.target), options.count
     if options.answers is None:
-        held_out = [prompt_ids(tokenizer, text, None) for text in read_prompts(None, options.count + 1)]
+        first = prompts_of.ids(tokenizer, prompts_of.read(None, count + 1))
     else:
-        answers = (one.request for one in read_shards(options.answers) if one.request.split == "test")
-        unique = list({request.prompt_id: list(request.prompt) for request in answers}.values())
-        held_out = unique[:: max(1, len(unique) // (options.count + 1))][: options.count + 1]
-    others = [prompt_ids(tokenizer, text, None) for path in options.prompts for text in read_prompts(path, options.count)]
-    return [prompt[-LONGEST:] for prompt in [*held_out, *others]]
+        first = prompts_of.held_out(options.answers, count + 1)
+    return first + [ids for path in options.prompts for ids in prompts_of.ids(tokenizer, prompts_of.read(path, count))]
 
 
 def contestants(options: argparse.Namespace, errors: dict[str, str]) -> list[Contestant]:
@@ -212,7 +212,7 @@ def main() -> None:
         ways = [PLAIN, *((draft, drafted) for draft in one.drafts for drafted in options.drafted)]
         racer = Racer(one, options.work / f"{one.engine}-{one.format}.log", ways)
         try:
-            racer.start(options.threads, LONGEST + options.tokens + 64)
+            racer.start(options.threads, prompts_of.LONGEST + options.tokens + 64)
             racers.append(racer)
         except StepError as error:
             errors[racer.name] = str(error)

@@ -16,9 +16,12 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from data.artifact import file_hash, fingerprint
 from pipeline import gguf_model, gguf_vocabulary
 from pipeline.config import GgufType
 
+MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
+RECORDS = ("gate.json", "provenance.json")  # of an export; another run of the same draft writes others
 WORKER = Path(__file__).with_name("foreign_worker.py")
 # AVX2 and what comes with it, and nothing that a virtual machine may name and not have.
 CPU = ["-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in ("AVX", "AVX2", "FMA", "F16C", "BMI2"))]
@@ -104,8 +107,9 @@ def openvino(work: Path, target: Path, export: Path) -> list[Contestant]:
 
 
 def source_name(source: Path) -> str:
-    """A folder's name and its parent's: names of exports are all alike."""
-    return f"{source.parent.name}-{source.name}"
+    """A folder's name, its parent's, for names of exports are all alike, and a hash of the model, which may be replaced."""
+    kept = [path for path in sorted(source.iterdir()) if path.suffix in MODEL_FILES and path.name not in RECORDS]
+    return f"{source.parent.name}-{source.name}-{fingerprint({path.name: file_hash(path) for path in kept})[:8]}"
 
 
 def llama_cpp(work: Path, target: Path, export: Path, engine: str) -> list[Contestant]:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from pipeline import tiny
-from tests.bench import decoding, generation
+from tests.bench import decoding, generation, prompts
 
 KEYS = {
     generation: {"batch_generation_ratio", "environment"},
@@ -32,5 +32,5 @@ def test_it_runs_and_ends_with_its_keys(bench, tmp_path, monkeypatch, capsys):
 def test_prompts_are_read_from_lines_with_turns_or_prompts(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"turns": ["a", "b"]}\n{"prompt": "c"}\n\n{"prompt": "d"}\n')
-    assert decoding.read_prompts(file, 3) == ["a", "c", "d"]
-    assert decoding.read_prompts(file, 1) == ["a"]
+    assert prompts.read(file, 3) == ["a", "c", "d"]
+    assert prompts.read(file, 1) == ["a"]

@@ -5,10 +5,12 @@ import math
 import sys
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
+from data.responses import read_shards
 from pipeline import tiny
-from tests.bench import cache, text
+from tests.bench import cache, subject, text
 
 PARTS = {
     "fidelity": {"topk_bytes_per_token", "topk_overlap_error", "small_bytes_per_token", "small_overlap_error",
@@ -60,3 +62,24 @@ def test_text_too_short_and_unknown_parts_are_refused(bench, tmp_path, capsys):
     with pytest.raises(SystemExit):
         bench("--only", "fidelity,speed")
     assert "speed: the parts are fidelity, drafts, write, read, memory" in capsys.readouterr().err
+
+
+def test_an_answer_ends_at_eos_and_equal_prompts_of_all_batches_get_answers_of_their_own(tmp_path, monkeypatch):
+    tiny.make(tmp_path / "target", seed=0)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    monkeypatch.setattr(text, "AT_ONCE", 2)
+    text.write(model, [[5, 6, 7]] * 4, 32, 8, tmp_path / "free")
+    free = [row.tokens for row in read_shards(tmp_path / "free")]
+    assert len(set(free)) == 4
+    eos = free[0][2]
+    text.write(model, [[5, 6, 7]] * 4, 32, 8, tmp_path / "ended", [eos])
+    ended = list(read_shards(tmp_path / "ended"))
+    assert ended[0].tokens == free[0][: free[0].index(eos) + 1]
+    assert [row.stopped for row in ended] == [eos in tokens for tokens in free]
+
+
+def test_drafts_are_compared_where_the_target_wrote_in_bfloat16(bench, monkeypatch):
+    chosen = subject.chosen
+    monkeypatch.setattr(subject, "chosen", lambda options: (chosen(options)[0], torch.bfloat16))
+    line = bench("--only", "drafts")
+    assert all(math.isfinite(line[key]) for key in PARTS["drafts"])

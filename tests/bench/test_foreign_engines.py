@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tests.bench.foreign_engines import PLAIN, Racer, difference, race, summary, table
-from tests.bench.foreign_environments import Contestant, StepError, last_words, once, run
+from tests.bench.foreign_environments import Contestant, StepError, last_words, once, run, source_name
 
 FAST = ("small", 2)
 # An engine that answers with made-up times: a plain token takes 1 s, one with a draft half a second; it dies when told to.
@@ -88,3 +88,24 @@ def test_a_step_that_is_done_is_not_repeated(tmp_path):
     for _ in range(2):
         assert once(tmp_path / "made", lambda: done.append(1)) == tmp_path / "made"
     assert done == [1]
+
+
+def test_an_engine_that_does_not_end_is_killed(tmp_path):
+    deaf = "import json, time; print(json.dumps({'version': '1'}), flush=True); time.sleep(600)"
+    one = Racer(Contestant("deaf", [sys.executable, "-c", deaf], tmp_path, {}), tmp_path / "log", [PLAIN])
+    one.start(1, 8)
+    one.stop(patience=0.1)
+    assert one.process.poll() is not None
+
+
+def test_another_draft_at_the_same_place_is_converted_anew(tmp_path):
+    folder = tmp_path / "run" / "draft"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"one")
+    (folder / "provenance.json").write_text("first run")
+    before = source_name(folder)
+    assert before.startswith("run-draft-")
+    (folder / "provenance.json").write_text("second run")
+    assert source_name(folder) == before
+    (folder / "model.safetensors").write_bytes(b"two")
+    assert source_name(folder) != before

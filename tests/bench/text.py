@@ -5,6 +5,7 @@ the states were kept, a distribution costs one product with the head and not the
 """
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,16 +21,28 @@ from pipeline.teacher import known
 AT_ONCE = 64  # rows that the target answers in one batch
 
 
-def write(model: PreTrainedModel, prompts: list[list[int]], positions: int, tokens: int, folder: Path) -> None:
-    """Answers of the target at temperature 1, into ``folder``, until they have ``positions`` tokens."""
+def write(
+    model: PreTrainedModel, prompts: list[list[int]], positions: int, tokens: int, folder: Path, eos: Sequence[int] = ()
+) -> None:
+    """Answers of the target at temperature 1, into ``folder``, until they have ``positions`` tokens; ``eos`` ids end one."""
     count = 0
     for number, first in enumerate(track(range(0, len(prompts), AT_ONCE), description="the target answers", transient=True)):
         batch = prompts[first : first + AT_ONCE]
-        done = speculative.generate(model, None, batch, max_new_tokens=tokens, sampling=speculative.Sampling(1.0), states=True)
         requests = [Request(first + at, "train", str(first + at), "bench", 1.0, tuple(p)) for at, p in enumerate(batch)]
+        done = speculative.generate(
+            model,
+            None,
+            batch,
+            max_new_tokens=tokens,
+            sampling=speculative.Sampling(1.0),
+            eos_token_ids=list(eos),
+            row_keys=[request.key for request in requests],
+            states=True,
+        )
         shard = folder / f"shard-{number:05d}.parquet"
         write_states(states_file(shard), [request.key for request in requests], done.states)
-        write_shard(shard, (Response(r, tuple(t), False) for r, t in zip(requests, done.tokens, strict=True)))
+        rows = zip(requests, done.tokens, done.stopped, strict=True)
+        write_shard(shard, (Response(r, tuple(t), stopped) for r, t, stopped in rows))
         count += sum(map(len, done.tokens))
         if count >= positions:
             break

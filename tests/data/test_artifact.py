@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,23 @@ def test_a_folder_is_published_whole(tmp_path):
     publish_folder(target, fill)
     assert names(target) == ["config", "weights"]
     assert names(target.parent) == ["model"]
+
+
+def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    events, sync, rename = [], os.fsync, Path.rename
+
+    def fill(folder):
+        (folder / "below").mkdir()
+        (folder / "below" / "weights").write_text("w")
+        (folder / "config").write_text("c")
+
+    name = lambda descriptor: Path(os.readlink(f"/proc/self/fd/{descriptor}")).name  # noqa: E731, PTH115
+    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(name(descriptor)) or sync(descriptor))
+    monkeypatch.setattr(Path, "rename", lambda path, to: events.append("renamed") or rename(path, to))
+    publish_folder(tmp_path / "model", fill)
+    moment = events.index("renamed")
+    assert sorted(events[:moment]) == sorted(["weights", "below", "config", f".model.{os.getpid()}.partial"])
+    assert events[moment + 1 :] == [tmp_path.name]
 
 
 def test_a_failed_folder_leaves_nothing(tmp_path):

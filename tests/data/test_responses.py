@@ -1,5 +1,6 @@
 """Responses survive Parquet bit for bit, and batches hold every request once at one temperature."""
 
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -61,3 +62,19 @@ def test_batches_hold_every_request_once_at_one_temperature_longest_first(rows, 
         assert len(group) == -(-count // size)  # no batch is cut short but the last
     random.shuffle(requests)
     assert batches(requests, size) == made
+
+
+def test_an_id_that_is_held_takes_eight_bytes(tmp_path):
+    """A list of Python's numbers takes 36 bytes for each: the stages that hold all responses would need that much."""
+    count, length = 100, 2000
+    ids = [tuple(300 + (7919 * row + 31 * place) % 1000 for place in range(length)) for row in range(count)]
+    write_shard(tmp_path / "shard-00000.parquet", (Response(request(row), tokens, True) for row, tokens in enumerate(ids)))
+    list(read_shards(tmp_path))  # what libraries load once is theirs
+    tracemalloc.start()
+    try:
+        held = list(read_shards(tmp_path))
+        size = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert [response.tokens for response in held] == ids
+    assert 8 <= size / (count * length) < 10

@@ -41,7 +41,7 @@ MEASURED = {
             "speculative_tokens_per_second": 48.0,
             "draft_tokens": 2,
             "positions": 90,
-            "prompts": [{}, {}],
+            "prompts": [{}] * 6,
         }
     },
     "lossless": {"prompts": 6, "different": 0, "oracle_answers": 4, "oracle_different": 0},

@@ -234,9 +234,9 @@ def test_a_distilled_draft_is_told_what_it_lacks(ask, tmp_path, made, words):
         (["--overlap=1.5"], "--overlap=1.5: give a share above 0 and up to 1"),
         (["--draft=x", "--run=last"], "not allowed with argument --draft"),
         (["--target=/nowhere"], "draftsmith: --target=/nowhere: no such folder"),
-        (["--prompts=nowhere.jsonl"], "draftsmith: --prompts=nowhere.jsonl: "),
+        (["--prompts=nowhere.jsonl"], "draftsmith: --prompts=nowhere.jsonl does not exist"),
         (["--run=last"], "no store there; give paths.work of the run, or --uri\n"),
-        (["--run=last", "--uri=http://127.0.0.1:1"], "tracking.uri=http://127.0.0.1:1: no server answers there"),
+        (["--run=last", "--uri=http://127.0.0.1:1"], "--uri=http://127.0.0.1:1: no server answers there; start it, or correct"),
     ],
 )
 def test_bad_options_are_named(ask, arguments, words):
@@ -278,3 +278,79 @@ def test_a_draft_of_other_ids_is_refused(ask, tmp_path, small, files):
     code, _, err = ask(f"--target={files.folder}", f"--draft={tmp_path / 'other'}", *small)
     assert code == 2
     assert "its tokenizer is not the target's" in err
+
+
+def test_jobs_of_a_sweep_that_tell_no_curve_say_why_and_the_others_are_answered(ask, tmp_path):
+    run = tracking.open_sweep(Tracking(), tmp_path, "sweep", "command", "token")
+    short, untouched = learnt(0.6, 20, 1.0), learnt(0.6, 20, 1.0)
+    untouched["training"]["epochs"] = 0.0
+    short["curves"] = {name: points[:1] for name, points in short["curves"].items()}
+    for place, made in enumerate([learnt(0.6, 20, 1.5), short, untouched, None]):
+        with tracking.execution(Tracking(), tmp_path, f"job {place}", {}, "token") as one:
+            one.tags({"overrides": f"stages=[distil] trainer.max_steps={place}"})
+            if made is not None:
+                one.text(json.dumps(made), record.FILE)
+    code, out, err = ask(f"--run={run.run_id}")
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[0].startswith("trainer.max_steps=0: more steps: raise trainer.max_steps (")
+    assert lines[1] == "trainer.max_steps=1: 1 validations tell no curve, 4 may; distil with a smaller trainer.validate_every"
+    assert lines[2] == "trainer.max_steps=2: it was measured as it is, nothing trained it here"
+    assert lines[3] == "trainer.max_steps=3: not measured (FINISHED)"
+
+
+def test_a_draft_is_found_in_the_folder_of_its_result_too(ask, tmp_path, small, files, target):
+    drafts.save(drafts.build(target, DraftConfig(layers=[0]), torch.arange(100)), tmp_path / "result" / "draft")
+    tables = [
+        ask(f"--target={files.folder}", f"--draft={tmp_path / place}", "--temperatures", "0", *small)
+        for place in ("result", "result/draft")
+    ]
+    assert [code for code, *_ in tables] == [0, 0], tables
+    overlaps = [out.split("│")[3] for _, out, _ in tables]
+    assert overlaps[0] == overlaps[1]
+
+
+def test_a_draft_of_another_target_or_a_damaged_one_is_refused(ask, tmp_path, small, files, target):
+    folder = tmp_path / "draft-of-another"
+    made = drafts.build(target, DraftConfig(layers=[0]), torch.arange(100))
+    drafts.save(Draft(made.model, made.vocabulary + target.config.vocab_size), folder)
+    code, _, err = ask(f"--target={files.folder}", f"--draft={folder}", *small)
+    assert code == 2
+    assert f"--draft={folder}: it drafts ids up to {target.config.vocab_size + 99}, the target has" in err
+    (folder / "draft.safetensors").write_bytes(b"\0" * 40)
+    code, _, err = ask(f"--target={files.folder}", f"--draft={folder}", *small)
+    assert code == 2
+    assert f"--draft={folder}: damaged (" in err
+
+
+def test_the_command_is_for_the_target_and_the_prompts_that_were_asked_about(ask, tmp_path, small, files):
+    code, out, err = ask(f"--target={files.folder}", *small)
+    assert code == 0, err
+    command = out.splitlines()[-1]
+    for part in (f"target.path={files.folder}", "target.sha256=null", f"corpus.path={tmp_path / 'prompts.jsonl'}"):
+        assert part in command
+    assert f"paths.work={tmp_path}" in command
+
+
+def test_where_no_draft_can_win_none_is_named(ask, monkeypatch, small, files):
+    monkeypatch.setattr(sample, "calibrated", lambda *_: replace(FREE, draft=9.0, verify=(1.0, 9.0, 9.0)))
+    code, out, err = ask(f"--target={files.folder}", *small)
+    assert code == 0, err
+    assert out.splitlines()[-1] == "none of these pays on this machine, however well it agrees"
+    assert "python -m pipeline" not in out
+
+
+def test_an_interrupt_ends_without_a_traceback(ask, monkeypatch, small, files):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sample, "write", interrupted)
+    assert ask(f"--target={files.folder}", *small) == (130, "", "draftsmith: interrupted\n")
+
+
+def test_a_folder_that_cannot_be_made_is_named(ask, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = ask(f"--work={tmp_path / 'file' / 'work'}")
+    assert code == 2
+    assert f"--work={tmp_path / 'file' / 'work'}: " in err
+    assert "choose a folder that can be written" in err

@@ -3,18 +3,21 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
+from data.dense import Dense
 from data.logit_cache import LogitCache
 from data.responses import Request, Response
 from data.serving import refusal
+from data.states import States
 from data.targets import DenseTargets, SparseTargets
 from pipeline import config as settings
-from pipeline import logits, rehearsal, tiny
+from pipeline import logits, rehearsal, teacher, tiny
 from pipeline.check import check
 from pipeline.choice import candidates
 from pipeline.coding import estimate, parts
@@ -65,7 +68,9 @@ def test_many_bad_shards_are_counted_and_the_remedy_is_still_said(work, attempt,
     assert code == 2
     lines = stderr[stderr.index("logits.verify: ") :].splitlines()
     assert sum("this shard is missing" in line for line in lines) == named
-    assert lines[named:] == ([f"and {count - named} more"] if count > named else []) + ["write them again with logits.repair=true"]
+    assert lines[named:] == ([f"and {count - named} more"] if count > named else []) + [
+        "write them again with logits.repair=true"
+    ]
 
 
 def test_verify_without_a_finished_cache(work, attempt):
@@ -83,6 +88,30 @@ def test_distillation_refuses_a_damaged_shard_and_says_how_to_mend_it(work, atte
     assert re.search(r"shard-0000\d\.safetensors: this shard is damaged .*logits\.repair=true", stderr)
 
 
+def test_text_that_is_not_what_was_encoded_is_noticed(work, attempt, monkeypatch):
+    plain = logits.responses
+
+    def altered(context) -> list[Response]:
+        rows = plain(context)
+        place = next(place for place, row in enumerate(rows) if row.request.split == "train")
+        first, *others = rows[place].tokens
+        return [*rows[:place], replace(rows[place], tokens=((first + 1) % 256, *others)), *rows[place + 1 :]]
+
+    monkeypatch.setattr(logits, "responses", altered)
+    code, stderr = attempt(SMOKE, "stages=[logits]", "logits.verify=true", work=work)
+    assert code == 2
+    [(found, wanted)] = re.findall(r"this shard is from elsewhere: its ids is ([0-9a-f]{16}), not ([0-9a-f]{16})\n", stderr)
+    assert found != wanted
+
+
+def test_what_temperature_means_is_part_of_the_identity(work, refused, monkeypatch):
+    manifest = json.loads((only(work / "artifacts" / "logits") / "manifest.json").read_text())
+    assert re.fullmatch(r"[0-9a-f]{16}", manifest["details"]["ids"])
+    monkeypatch.setattr(logits, "DISTRIBUTION", "softmax at temperature 0.5")
+    message = refused(SMOKE, "stages=[distil]", work=work)
+    assert f"\n  distribution: {manifest['identity']['distribution']} → softmax at" in message
+
+
 def test_a_damaged_shard_of_an_unfinished_cache_is_written_again(work, attempt):
     folder = only(work / "artifacts" / "logits")
     before = digest(folder)
@@ -98,6 +127,8 @@ def test_a_damaged_shard_of_an_unfinished_cache_is_written_again(work, attempt):
 def test_a_dry_run_prints_every_codec_and_writes_nothing(work, attempt, monkeypatch):
     console = Console(record=True, width=120)
     monkeypatch.setattr(rehearsal, "Console", lambda: console)
+    monkeypatch.setattr(teacher, "forward", None)  # states were kept, so the head alone is timed
+    monkeypatch.setattr(rehearsal, "forward", None, raising=False)
     before, store = digest(work / "artifacts"), (work / "mlflow.db").read_bytes()
     code, stderr = attempt(SMOKE, "stages=[logits]", "logits.dry_run=true", "codec.top_k=17", work=work)
     assert code == 0, stderr
@@ -108,6 +139,23 @@ def test_a_dry_run_prints_every_codec_and_writes_nothing(work, attempt, monkeypa
     bytes_by_codec = {name: float(number) for name, number in re.findall(r"^│ (\w+) +│ +([\d.]+) │", text, re.M)}
     assert list(bytes_by_codec) == ["topk", "sampled", "hidden", "dense"]
     assert bytes_by_codec["topk"] < bytes_by_codec["dense"]
+
+
+@pytest.mark.parametrize(("states", "wanted"), [(None, 28 / 10), (object(), 16 / 4)])
+def test_the_time_of_a_pass_is_that_of_a_batch_by_the_positions_that_it_computes(monkeypatch, states, wanted):
+    """The batch takes a second: 2 × (3 + 2) of 28 positions through the target, or 2 × 2 of 16 through the head alone."""
+    asked = []
+
+    def known(model, batch, states, hidden, ids):
+        asked.append((len(batch), states))
+        return [torch.zeros(len(response.tokens), ids) for response in batch]
+
+    monkeypatch.setattr(rehearsal, "known", known)
+    monkeypatch.setattr(rehearsal.time, "perf_counter", iter([7.0, 8.0]).__next__)
+    rows = [Response(Request(count, "train", "0", "test", 1.0, (1, 2, 3)), (4,) * count, False) for count in (2, 2, 4, 8)]
+    found = rehearsal.seconds(None, {"train": (rows[:3], Dense()), "validation-1": (rows[3:], Dense())}, 2, states, 9)
+    assert found == pytest.approx(wanted)
+    assert asked == [(1, states), (2, states)]
 
 
 def test_the_dry_run_promises_the_size_that_is_written(work):
@@ -162,6 +210,18 @@ def test_auto_offers_only_what_the_objective_can_learn_from(tmp_path):
         assert all(refusal(c.kind.name, divergence.name) is None for c in offered)
     sizes = [estimate({"train": parts(Config(codec=c), rows)["train"]}, model, 16) for c in offered]
     assert sizes == sorted(sizes)
+
+
+def test_auto_and_the_dry_run_say_that_a_state_is_beyond_half_precision(work, refused, attempt, monkeypatch):
+    console, plain = Console(record=True, width=200), States.of
+    monkeypatch.setattr(rehearsal, "Console", lambda: console)
+    monkeypatch.setattr(States, "of", lambda states, key: plain(states, key) * 1e6)
+    message = refused(SMOKE, "stages=[logits]", "codec=auto", work=work)
+    assert message.startswith("draftsmith: codec.kind=auto: a hidden state does not fit into half precision, which codec=")
+    assert "use codec=topk, or codec=dense" in message
+    code, stderr = attempt(SMOKE, "stages=[logits]", "logits.dry_run=true", work=work)
+    assert code == 0, stderr
+    assert re.search(r"│ hidden .* no +│ +a hidden state does not fit into half precision │", console.export_text())
 
 
 @pytest.mark.parametrize("overrides", [("codec=sampled",), ("codec.tail_samples=4", "objective=hybrid")])

@@ -1,13 +1,16 @@
 """What can happen to a cache from outside: kills, a second writer, a manifest that is gone, a shard from another run."""
 
+import errno
 import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from pipeline import trainer
 from tests.pipeline.conftest import ENVIRONMENT, REPOSITORY, SMOKE, begin, digest, only
 
 
@@ -45,6 +48,29 @@ def test_a_cache_whose_manifest_is_gone_is_unfinished_and_not_read(work, attempt
     assert (folder / "manifest.json").is_file()
     assert shards(folder) == before
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("shard-*")} == times  # whole shards are kept
+
+
+def test_a_repair_computes_as_the_run_did_and_says_when_the_disk_is_full(work, attempt, refused, monkeypatch):
+    folder, write, packed, full = only(work / "artifacts" / "logits"), Path.write_bytes, [], True
+    before, path = shards(folder), folder / "train" / "shard-00001.safetensors"
+    path.unlink()
+
+    def write_bytes(path: Path, content: bytes) -> int:
+        assert packed  # products of packed weights round differently from those of plain ones
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    monkeypatch.setattr(trainer, "pack", packed.append)
+    message = refused(SMOKE, "stages=[logits]", "logits.repair=true", work=work)
+    assert message.startswith(f"draftsmith: paths.work={work}: the disk is full; make room and give the same command again")
+    (path.parent / ".shard-00001.safetensors.1.partial").write_text("of a repair that was killed")
+    full = False
+    code, stderr = attempt(SMOKE, "stages=[logits]", "logits.repair=true", work=work)
+    assert code == 0, stderr
+    assert shards(folder) == before
+    assert not list(folder.rglob("*.partial"))
 
 
 def test_of_two_writers_one_writes_and_one_waits(work, tmp_path):

@@ -1,10 +1,12 @@
 """An expanded draft is a stock model: kept logits as they were, the others out of reach, and the margin is measured."""
 
 import copy
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from data.responses import Request, Response
@@ -12,7 +14,7 @@ from pipeline import draft as drafts
 from pipeline import speculate, tiny
 from pipeline.config import Draft as DraftConfig
 from pipeline.draft import build
-from pipeline.expand import expand
+from pipeline.expand import Expansion, expand, held_out_bound
 from speculative import Draft
 
 KEPT = torch.arange(2, 259, 4)
@@ -53,6 +55,53 @@ def test_kept_logits_are_unchanged_and_the_others_out_of_reach(draft):
         assert torch.equal(KEPT[narrow.argmax(-1)], wide.argmax(-1))
     assert expansion.excluded_mass < 1e-12
     assert expansion.excluded_mass == pytest.approx(excluded_mass(expansion.model), rel=1e-2)
+
+
+class Widest(TorchDispatchMode):
+    """The most rows of any matrix with a column for each kept id."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        logits = isinstance(made, torch.Tensor) and made.ndim == 2 and made.shape[1] == len(KEPT) and made.is_contiguous()
+        self.rows = max(self.rows, len(made)) if logits else self.rows
+        return made
+
+
+def test_the_logits_of_one_text_at_a_time_are_held(draft):
+    texts = [list(range(50 + n, 90 + n)) for n in range(6)]
+    with Widest() as seen:
+        expand(draft, texts)
+    assert seen.rows == 40
+
+
+def test_the_bound_by_hand():
+    """Two states (1, 2) and (3, 0.5) of a head with one row (0, 1): projections 1 and 3 on (1, 0), log-sums 2 and 0.5."""
+    states = {1: torch.tensor([[1.0, 2.0]]), 2: torch.tensor([[3.0, 0.5]])}
+
+    def base(input_ids, use_cache):
+        return SimpleNamespace(last_hidden_state=states[int(input_ids[0, 0])][None])
+
+    head = SimpleNamespace(weight=torch.tensor([[0.0, 1.0]]))
+    model = SimpleNamespace(base_model=base, get_output_embeddings=lambda: head)
+    expansion = Expansion(model, 0.0, torch.tensor([1.0, 0.0]), scale=2.0, excluded=7)
+    found = held_out_bound(expansion, SimpleNamespace(model=model), [[1], [2]])
+    outside = 7 * math.exp(-2.0 * 1.0)  # the least projection, with the least log-sum although of another state
+    assert found.mass == pytest.approx(outside / (outside + math.exp(0.5)), rel=1e-5)
+    assert found.positions == 2
+
+
+def test_the_bound_holds_for_every_held_out_state(draft):
+    expansion = expand(draft, TEXTS[:1])
+    found = held_out_bound(expansion, draft, TEXTS[1:])
+    assert excluded_mass(expansion.model, TEXTS[1:]) <= found.mass * (1 + 1e-4) < 1e-4
+    assert found.positions == len(TEXTS[1]) + len(TEXTS[2])
+
+
+def test_nothing_is_excluded_from_a_whole_draft(tmp_path):
+    whole = trained_like(tmp_path / "tiny", common=0.0, vocabulary=None)
+    assert held_out_bound(expand(whole, TEXTS), whole, TEXTS).mass == 0.0
 
 
 def test_an_expanded_draft_is_no_inference_tensor(draft):

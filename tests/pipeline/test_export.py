@@ -4,6 +4,7 @@ import ast
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,15 +29,20 @@ def exported(context):
 
 @pytest.mark.slow  # it starts a process that loads transformers; the smoke run does so in every run of the suite
 def test_a_stranger_in_a_process_of_its_own_finds_what_was_trained(tmp_path, monkeypatch):
-    seen = []
-    read = parity.in_a_fresh_process
-    monkeypatch.setattr(parity, "in_a_fresh_process", lambda order: seen.append(read(order)) or seen[0])
+    watched, modules = tmp_path / "watched.py", tmp_path / "modules"
+    watched.write_text(
+        f"import runpy, sys\nrunpy.run_path({stock_reader.__file__!r}, run_name='__main__')\n"
+        f"open({str(modules)!r}, 'w').write('\\n'.join(sys.modules))\n"
+    )
+    monkeypatch.setattr(stock_reader, "__file__", str(watched))
     context = finished(tmp_path, format=Format.both, gguf_type=GgufType.f32, path=str(tmp_path / "my dräft"))
     metrics, details = exported(context)
     place = tmp_path / "my dräft"
     assert {"README.md", "provenance.json", "gate.json", "serve.md", "draft.gguf", "model.safetensors",
             "tokenizer.json", "generation_config.json", "config.json"} <= {p.name for p in place.iterdir()}  # fmt: skip
-    assert not {"pipeline", "speculative", "data", "hydra", "mlflow"} & set(seen[0]["modules"])
+    loaded = {name.partition(".")[0] for name in modules.read_text().splitlines()}
+    assert "transformers" in loaded
+    assert not {"pipeline", "speculative", "data", "hydra", "mlflow"} & loaded
     for form in ("transformers", "gguf"):
         assert details[form]["largest_logit_difference"] <= 1e-4
         assert details[form]["same_output"]
@@ -50,7 +56,8 @@ def test_every_family_comes_back_as_it_was(tmp_path, monkeypatch, family, tied, 
     rows = 264 if family.startswith("qwen") else 259  # Qwen pads its matrices
     context = finished(tmp_path, family, tied, trimmed, rows)
     if tied:
-        monkeypatch.setattr(parity, "OVERLAP", 1.0)  # hidden states of these share no direction that could exclude tokens
+        for name in ("OVERLAP", "ACCEPTANCE"):
+            monkeypatch.setattr(parity, name, 1.0)  # hidden states of these share no direction that could exclude tokens
     exported(context)
     place = stage_folder(context) / "draft"
     loaded = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, trust_remote_code=False).eval()
@@ -258,11 +265,13 @@ def test_a_destination_that_cannot_be_written_is_refused_ahead(tmp_path):
 def test_an_export_that_was_taken_away_is_made_again(tmp_path):
     context = finished(tmp_path, path=str(tmp_path / "out"))
     manifest = stage_folder(context) / MANIFEST
-    manifest.write_text("{}")
+    manifest.write_text('{"draft": "of the draft"}')
     export.look_ahead(context, stage_folder(context))
     assert not manifest.exists()
-    manifest.write_text("{}")
+    manifest.write_text('{"draft": "of the draft"}')
     (tmp_path / "out").mkdir()
+    made_by = {"stages": {"export": stage_folder(context).name}, "draft_sha256": "of the draft"}
+    (tmp_path / "out" / "provenance.json").write_text(json.dumps(made_by))
     export.look_ahead(context, stage_folder(context))  # made by this very result, so it is no stranger
     assert manifest.exists()
 
@@ -276,6 +285,15 @@ def test_a_target_without_template_and_special_tokens_is_exported(tmp_path, monk
     place = stage_folder(context) / "draft"
     assert AutoTokenizer.from_pretrained(place).chat_template is None
     assert json.loads((place / "generation_config.json").read_text())["eos_token_id"] == 1
+
+
+@pytest.mark.parametrize(("stated", "written"), [(0, 0), ([0, 1], [0, 1]), (None, None)])
+def test_an_end_of_id_zero_is_an_end(tmp_path, monkeypatch, stated, written):
+    context = finished(tmp_path)
+    known = SimpleNamespace(eos_token_id=stated if isinstance(stated, int) else None, bos_token_id=None, pad_token_id=None)
+    monkeypatch.setattr(type(context.target), "tokenizer", lambda _: known)
+    (context.target.folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stated}))
+    assert export._endings(context).eos_token_id == written
 
 
 def test_every_end_of_the_target_travels_and_nothing_of_its_sampling(tmp_path, monkeypatch):

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import gate
-from pipeline.check import check
-from pipeline.config import Config, Export, Target
+from pipeline.check import FEWEST_PROMPTS, check
+from pipeline.config import Config, Decoding, Export, Stage, Target
 from pipeline.errors import PipelineError
+from pipeline.statistics import FEWEST
 from tests.pipeline.exported import MEASURED, config_of
 
 NAN = float("nan")
@@ -72,6 +73,31 @@ def test_one_temperature_that_loses_is_enough():
     assert (bad.key, bad.at, bad.value) == ("export.minimum_ratio", "1", 0.9)
 
 
+@pytest.mark.parametrize(("prompts", "passes"), [(1, False), (5, False), (6, True)])
+def test_few_prompts_prove_no_ratio(prompts, passes):
+    """One prompt has an interval without width: its lower end is its ratio."""
+    found = measured(low=1.5)
+    found["by_temperature"]["0"]["prompts"] = [{}] * prompts
+    bad = [check.key for check in gate.checks(Export(), found, 1.0) if not check.passed]
+    assert bad == ([] if passes else ["decoding.prompts"])
+    assert all(check.passed for check in gate.checks(Export(minimum_ratio=0.0), found, 1.0))  # where none is asked for
+    if not passes:
+        message = f"number of prompts timed at temperature 0 is {prompts}, {6 - prompts} below decoding.prompts=6"
+        with pytest.raises(PipelineError, match=message):
+            gate.refuse(gate.checks(Export(), found, 1.0), "gate.json")
+
+
+def test_too_few_prompts_for_the_gate_are_refused_before_anything_runs():
+    few = Decoding(prompts=5)
+    with pytest.raises(PipelineError, match=r"^decoding\.prompts=5: the gate judges no speed ratio of so few; give 6 or more"):
+        check(Config(target=Target(path="x"), decoding=few))
+    check(Config(target=Target(path="x"), decoding=Decoding(prompts=6)))
+    for allowed in (Export(gate=False), Export(minimum_ratio=0.0)):
+        check(Config(target=Target(path="x"), decoding=few, export=allowed))
+    check(Config(target=Target(path="x"), decoding=few, stages=[stage for stage in Stage if stage is not Stage.export][:7]))
+    assert FEWEST_PROMPTS == FEWEST
+
+
 def test_the_message_names_every_figure_and_by_how_much():
     found = gate.checks(Export(maximum_memory=8), measured(overlap=0.04, low=0.9, different=2), 10.0)
     with pytest.raises(PipelineError) as refused:
@@ -101,7 +127,7 @@ def test_evidence_holds_every_check_and_the_switch():
         "abc",
         "fed",
     )
-    assert [c["passed"] for c in evidence["checks"]] == [True, False, True, True]
+    assert [c["passed"] for c in evidence["checks"]] == [True, False, True, True, True]
 
 
 def test_memory_by_hand():

@@ -59,6 +59,27 @@ def test_all_its_drafts_share_one_cache_and_no_two_are_one_draft(tmp_path):
         assert len({job[stage] for job in found}) == len(few)
 
 
+def test_it_takes_the_text_and_cache_of_the_default_run():
+    link, default = composed("+experiment=link"), composed()
+    for group in ("seed", "corpus", "target", "generate", "codec"):
+        assert getattr(link, group) == getattr(default, group)
+
+
+def test_its_drafts_are_compared_at_one_k_over_prompts_that_make_a_median():
+    decoding = composed("+experiment=link").decoding
+    assert decoding.draft_tokens is not None
+    assert decoding.prompts >= 6
+    assert {0.0, 1.0} <= set(decoding.temperatures)
+
+
+def test_how_a_draft_is_trained_shapes_no_cost(tmp_path):
+    plain, *others = (folders(tmp_path, *text) for text in ([], ["draft.fit_head=false"], ["draft.train_embedding=true"]))
+    for other in others:
+        assert other[Stage.calibrate] == plain[Stage.calibrate]
+        assert other[Stage.distil] != plain[Stage.distil]
+    assert folders(tmp_path, "draft.vocabulary_size=64")[Stage.calibrate] != plain[Stage.calibrate]
+
+
 def test_the_trainers_own_seed_changes_what_distil_makes_alone(tmp_path):
     plain, same, other = (folders(tmp_path, *text) for text in ([], ["trainer.seed=0"], ["trainer.seed=1"]))
     assert plain == same, "null is the seed of the run"

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import export, registry, tracking
 from pipeline.check import check
-from pipeline.config import Config, Export, Stage, Target, Tracking
+from pipeline.config import Config, Export, Stage, Target, Tracking, Verification
 from pipeline.errors import PipelineError
 from pipeline.registry import ALIAS, CONDITIONS, SPEEDS, beats
 from tests.pipeline.exported import Child, finished, in_this_process, stage_folder
@@ -76,7 +76,20 @@ def test_a_draft_that_the_gate_would_have_refused_never_leads(run, tmp_path):
     assert holder(run, "refused") == 2
 
 
-@pytest.mark.parametrize("what", ["texts", "decoding", "format", "target"])
+def test_a_draft_measured_with_a_lossy_rule_never_leads(run, tmp_path):
+    context = context_of(tmp_path, [0.1], "lossy")
+    context.parent(Stage.speculate).details["by_temperature"]["0"]["lossy"] = {"total_variation": 0.2}
+    context.config = replace(context.config, decoding=replace(context.config.decoding, verification=Verification.typical))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "model.safetensors").write_text("x")
+    with run.child("export", {}) as child:
+        made = registry.register(context, child, tmp_path / "files", passed=True)
+    assert (made.leads, made.reason) == (False, "its speed was measured with a lossy rule")
+    assert holder(run, "lossy") is None
+    assert run.client.get_model_version("lossy", "1").tags["lossy"].startswith("typical acceptance")
+
+
+@pytest.mark.parametrize("what", ["texts", "decoding", "verification", "format", "target"])
 def test_drafts_measured_under_other_conditions_are_not_compared(tmp_path, what):
     context = context_of(tmp_path, [0.5], "x")
     before = registry.conditions(context)
@@ -84,6 +97,9 @@ def test_drafts_measured_under_other_conditions_are_not_compared(tmp_path, what)
         context.artifacts[Stage.generate] = replace(context.parent(Stage.generate), fingerprint="f" * 16)
     elif what == "decoding":
         decoding = replace(context.config.decoding, top_p=0.9)
+        context.config = replace(context.config, decoding=decoding)
+    elif what == "verification":
+        decoding = replace(context.config.decoding, verification=Verification.match)
         context.config = replace(context.config, decoding=decoding)
     elif what == "format":
         context.__dict__["dtype"] = "torch.bfloat16"
@@ -128,7 +144,7 @@ def test_a_draft_is_compared_prompt_by_prompt():
 
 def test_the_stage_registers_what_it_exported(run, tmp_path, monkeypatch):
     in_this_process(monkeypatch)
-    context = context_of(tmp_path, [0.8], "stage")
+    context = context_of(tmp_path, [0.8] * 6, "stage")
     with run.child("export", {}) as child:
         metrics, details = export.run(context, stage_folder(context), child)
     assert (metrics["registry/version"], metrics["registry/leads"]) == (1, True)

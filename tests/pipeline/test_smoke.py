@@ -120,22 +120,30 @@ def test_the_export_was_read_in_a_process_of_its_own_and_let_out_by_the_gate(smo
     found = made["details"]["transformers"]
     assert found["largest_logit_difference"] <= 1e-4
     assert abs(found["overlap"] - found["overlap_trained"]) <= 0.01
+    assert abs(found["acceptance"] - found["acceptance_trained"]) <= 0.01
     assert found["same_output"] is True
+    stock = made["details"]["stock"]["0"]
+    assert stock["accepted"] == round(stock["acceptance_rate"] * stock["proposed"])
+    assert stock["draft_step"] > 0 < stock["draft_step_here"]
+    assert stock == manifest(smoke.work, "speculate")["details"]["by_temperature"]["0"]["stock"]
     assert (made["details"]["gate"], made["details"]["passed"]) == ("on", True)
     folder = only(smoke.work / "artifacts" / "export") / "draft"
     assert {"README.md", "serve.md", "gate.json", "provenance.json"} <= {path.name for path in folder.iterdir()}
     record = json.loads((folder / "provenance.json").read_text())
     assert set(record["runs"]) == set(STAGES)
     assert record["overrides"] == ["+experiment=smoke", "paths.work=…"]
+    report = (only(smoke.work / "artifacts" / "report") / "report.html").read_text(encoding="utf-8")
+    assert "python -m pipeline +experiment=smoke paths.work=…" in report
+    assert str(smoke.work) not in report
     assert str(smoke.work) not in "".join(path.read_text() for path in folder.glob("*.md"))
 
 
 def test_a_draft_that_loses_is_refused_and_only_its_evidence_is_kept(work, attempt):
     before = digest(work / "artifacts")
-    code, stderr = attempt(SMOKE, "export.minimum_ratio=9", work=work)
+    code, stderr = attempt(SMOKE, "export.minimum_overlap=1.0", work=work)
     assert code == 2
-    assert "lower end of the speed ratio at temperature 0 is" in stderr
-    assert "below export.minimum_ratio=9" in stderr
+    assert "overlap at temperature 0 is" in stderr
+    assert "below export.minimum_overlap=1" in stderr
     added = [path for path in digest(work / "artifacts").keys() - before.keys() if not path.endswith(".lock")]
     assert [path.split("/")[0] + "/" + path.split("/")[-1] for path in added] == ["export/gate.json"]
 

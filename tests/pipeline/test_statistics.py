@@ -8,13 +8,20 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.statistics import average_ranks, correlation_interval, explained, median_interval
+from pipeline.statistics import average_ranks, correlation_interval, explained, mean_interval, median_interval
 
 
 def test_two_values_by_hand():
     # Medians of two draws from {0, 1}: 0 with probability ¼, ½ with ½, 1 with ¼.
     assert median_interval([0.0, 1.0], seed=0) == (0.5, 0.0, 1.0)
     assert median_interval([1.0, 0.0], seed=0, level=0.4) == (0.5, 0.5, 0.5)
+
+
+def test_the_mean_of_two_values_by_hand():
+    # Means of two draws from {0, 1}: 0 with probability ¼, ½ with ½, 1 with ¼.
+    assert mean_interval([0.0, 1.0], seed=0) == (0.5, 0.0, 1.0)
+    assert mean_interval([1.0, 0.0], seed=0, level=0.4) == (0.5, 0.5, 0.5)
+    assert mean_interval([1.0, 2.0, 6.0], seed=0)[0] == 3.0
 
 
 def test_one_value_and_equal_values_have_no_width():

@@ -4,12 +4,14 @@ import gc
 import os
 import signal
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
 import torch
 from hydra.experimental.callback import Callback
 
+from pipeline import distil, release
 from tests.pipeline.conftest import SMOKE, begin, start, wait_for
 from tests.pipeline.test_sweep import family, shown
 from tests.pipeline.test_tracking import runs_of
@@ -26,18 +28,17 @@ class Census(Callback):
     def on_job_end(self, config, job_return, **kwargs):
         if Census.kept is not None:
             Census.kept.append(torch.zeros(1000))
-        gc.collect()
         tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
         Census.found.append((sum(t.nbytes for t in tensors), len(os.listdir("/proc/self/fd")), threading.active_count()))  # noqa: PTH208
 
 
-def census(attempt, work: Path, kept: list | None = None) -> list[tuple[int, int, int]]:
-    """What was alive after each of four jobs that distil."""
+def census(attempt, work: Path, kept: list | None = None, ends: int = 0) -> list[tuple[int, int, int]]:
+    """What was alive after each of four jobs that distil, the sweep ending with the exit code ``ends``."""
     Census.found, Census.kept = [], kept
     probe = "+hydra.callbacks.census._target_=tests.pipeline.test_sweep_kept.Census"
     few = "stages=[corpus,generate,logits,distil]"
     code, stderr = attempt("-m", SMOKE, few, "trainer.validate_every=1", "trainer.max_steps=1,2,3,4", probe, work=work)
-    assert code == 0, stderr
+    assert code == ends, stderr
     assert len(Census.found) == 4
     return Census.found
 
@@ -52,6 +53,48 @@ def test_memory_files_and_threads_do_not_grow_from_job_to_job(work, attempt):
 def test_a_leak_would_be_seen(work, attempt):
     _, second, third, fourth = census(attempt, work, kept=[])
     assert second[0] < third[0] < fourth[0]
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Training comes to its end, and then something fails that holds the models."""
+
+    def fail(context, expected, coverage, best):
+        raise ZeroDivisionError("a planted defect")
+
+    monkeypatch.setattr(distil, "_record", fail)
+
+
+def test_jobs_that_failed_keep_nothing_either(work, attempt, broken):
+    first, second, *others = census(attempt, work, ends=1)
+    assert second[0] > 0
+    assert all(later[0] <= second[0] for later in others), (first, second, *others)
+    assert all(later[1:] <= second[1:] for later in others), (first, second, *others)
+
+
+@pytest.mark.slow  # the same four jobs, with the fault planted
+def test_what_tracebacks_hold_would_be_seen(work, attempt, broken, monkeypatch):
+    monkeypatch.setattr(release, "clear", lambda error: None)
+    _, second, third, fourth = census(attempt, work, ends=1)
+    assert second[0] < third[0] < fourth[0]
+
+
+def test_a_trace_that_is_cleared_still_tells_where_it_happened():
+    def inner(large):
+        raise ValueError("inner")
+
+    def outer():
+        try:
+            inner(torch.zeros(3))
+        except ValueError as error:
+            raise RuntimeError("outer") from error
+
+    with pytest.raises(RuntimeError) as raised:
+        outer()
+    release.clear(raised.value)
+    assert "in inner" in "".join(traceback.format_exception(raised.value))
+    frame = raised.value.__cause__.__traceback__.tb_next.tb_frame
+    assert (frame.f_code.co_name, frame.f_locals) == ("inner", {})
 
 
 @pytest.fixture

@@ -3,20 +3,21 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from data.responses import Request, Response
+from pipeline import calibrate, race, speculate, trees
 from pipeline import check as checks
-from pipeline import race, speculate, trees
 from pipeline.check import check
 from pipeline.config import Decoding, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.heads import build
 from pipeline.tables import _tree as words_of
-from speculative import Draft, Sampling, Tree, cache
+from speculative import Draft, Sampling, Tree, generate
 from speculative.cache import UnsupportedModelError
 from speculative.metrics import Acceptance, Ranks
 from speculative.tree import LARGEST
@@ -82,6 +83,15 @@ def test_more_branches_than_the_draft_has_ids_are_refused():
         trees.calibrated(tiny(), Draft(tiny(seed=1)), [[1, 2]], GREEDY, Decoding(tree=[100]))
 
 
+@pytest.mark.parametrize("tree", ["auto", [1], [3]])
+def test_one_head_is_too_few_for_trees(tree):
+    message = re.escape(
+        f"decoding.tree={tree}: trees are timed two levels deep, one Medusa head is too few; give decoding.tree=off"
+    )
+    with pytest.raises(PipelineError, match=message):
+        trees.calibrated(tiny(), build(tiny(), 1, None), [[1, 2]], GREEDY, Decoding(tree=tree))
+
+
 def test_a_model_that_cannot_branch_is_refused(monkeypatch):
     def refuse(model):
         raise UnsupportedModelError("strange: it cannot verify a tree")
@@ -89,7 +99,6 @@ def test_a_model_that_cannot_branch_is_refused(monkeypatch):
     monkeypatch.setattr(trees, "check_branching", refuse)
     with pytest.raises(PipelineError, match=r"decoding\.tree=auto: strange: it cannot verify a tree; give decoding.tree=off"):
         trees.calibrated(tiny(), Draft(tiny(seed=1)), [[1, 2]], GREEDY, Decoding(tree="auto"))
-    assert issubclass(cache.UnsupportedModelError, ValueError)
 
 
 # What is timed, and what it makes of other results
@@ -104,10 +113,15 @@ def test_as_many_nodes_are_timed_as_the_tree_has():
     assert trees.widths(Decoding(tree=[20, 1])) == (1, 2, 4, 8, 16, 32)  # 40 nodes, 20 on a level
 
 
-def test_results_without_a_tree_are_those_made_before_there_were_trees(tmp_path, monkeypatch):
+def test_a_tree_makes_other_results_and_no_tree_leaves_no_trace(tmp_path):
     plain, tree = (Context(composed(SMOKE, *more), tmp_path, tmp_path) for more in ((), ("decoding.tree=auto",)))
+    for context in (plain, tree):
+        context.__dict__["target"] = SimpleNamespace(fingerprint="t", padding={})
+        context.__dict__["dtype"] = torch.float32
     assert "tree" not in speculate.identity(plain)["decoding"]
     assert speculate.identity(tree)["decoding"]["tree"] == "auto"
+    assert calibrate.identity(tree) == calibrate.identity(plain) | {"tree_widths": [1, 2, 4, 8, 16]}
+    assert "tree_widths" not in calibrate.identity(plain)
 
 
 # Rates and the choice
@@ -126,15 +140,34 @@ def test_the_measuring_tree_is_as_deep_as_chains_or_heads():
     assert trees.wide(build(tiny(), 2, torch.tensor([3, 5])), Decoding()) == Tree.of((2, 2))
 
 
-def test_rates_add_up_to_the_tokens_that_were_written():
-    """An independent count: of a tree of one level, kept children and rounds give the tokens."""
+@pytest.mark.parametrize(("longest", "depth", "nodes"), [(9, 9, 124), (10, 9, 124), (40, 9, 124)])
+def test_the_measuring_tree_is_never_larger_than_a_tree_may_be(longest, depth, nodes):
+    """Four branches, eight, sixteen, then sixteen at each depth: 28 + 16 · 6 = 124 nodes, one level more would be 140."""
+    wide = trees.wide(Draft(tiny()), Decoding(longest_draft=longest))
+    assert (wide.depth, wide.size) == (depth, nodes)
+    assert wide.size <= LARGEST
+
+
+def test_rates_are_those_of_rounds_counted_by_hand():
+    """An independent count for a tree of one level: one forward tells the draft's best three anywhere in the text."""
     target = tiny(dtype=torch.float64)
-    texts = answers(tokens=24)
-    rates = trees.measured(target, Draft(perturbed(target)), texts, Tree.of((3,)), GREEDY, seed=0)
-    assert len(rates) == 1
-    assert len(rates[0]) == 3
-    assert 0 < rates[0][0] <= 1
-    assert sum(rates[0]) <= 1 + 1e-12  # greedy: at most one child is the target's choice
+    draft, texts, kept, tried = perturbed(target), answers(tokens=24), [0, 0, 0], 0
+    for text in texts:
+        prompt = list(text.request.prompt)
+        written = generate(target, None, [prompt], max_new_tokens=24).tokens[0]
+        with torch.no_grad():
+            best = draft(torch.tensor([prompt + written])).logits[0].topk(3).indices.tolist()
+        place = 0
+        while place < 23:  # the last token is the target's own
+            tried += 1
+            branches = best[len(prompt) + place - 1]
+            if written[place] in branches:
+                kept[branches.index(written[place])] += 1
+                place += 1
+            place += 1
+    rates = trees.measured(target, Draft(draft), texts, Tree.of((3,)), GREEDY, seed=0)
+    assert rates == [[pytest.approx(count / tried) for count in kept]]
+    assert 0 < sum(kept) < tried
 
 
 def test_a_draft_that_equals_its_target_is_drafted_as_deep_as_was_measured():
@@ -152,7 +185,7 @@ def test_where_plain_decoding_should_win_the_smallest_tree_is_raced_and_said_to_
     choice = trees.choose(target, Draft(target), answers(), GREEDY, Decoding(tree="auto", longest_draft=2), DEAR, 0)
     assert (choice.recommended, choice.tree) == (False, Tree.of((1,)))
     assert choice.predicted < 1
-    assert choice.words == "a chain of 1 nodes (1 by depth)"
+    assert choice.words == "a chain of 1 node (1 by depth)"
 
 
 def test_a_given_tree_is_taken_whatever_it_costs():
@@ -192,7 +225,7 @@ def test_the_tree_has_ratios_to_plain_decoding_and_to_the_chain():
 def test_the_table_says_where_a_tree_was_expected_to_lose():
     interval = {"median": 0.9, "low": 0.8, "high": 1.0}
     tree = {
-        "shape": "a chain of 1 nodes (1 by depth)", "predicted": 0.95, "tokens_per_round_predicted": 1.5,
+        "shape": "a chain of 1 node (1 by depth)", "predicted": 0.95, "tokens_per_round_predicted": 1.5,
         "tokens_per_round": 1.4, "recommended": False,
     } | dict.fromkeys(("ratio", "ratio_decoding", "ratio_chain"), interval)  # fmt: skip
     assert words_of(tree).endswith("plain decoding was expected to be faster")

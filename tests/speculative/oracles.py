@@ -6,6 +6,7 @@ from speculative import Sampling, Tree
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "phi", "gpt_neox", "gpt2"]
 PROMPTS = [[5, 9, 3, 7], [1, 2, 3, 4, 5, 6, 7, 8], [30], [11, 12, 13, 14, 15, 16], [40, 41, 42], [20, 9]]
+EIGHT = [*PROMPTS, [8, 8, 1, 8, 8], [25, 3, 19, 44, 2]]
 LONG = [prompt * 2 for prompt in PROMPTS]
 BUDGETS = [20, 3, 11, 1, 16, 7]
 WARM = Sampling(temperature=0.8, top_k=30, top_p=0.95)

@@ -1,6 +1,8 @@
 """Rounds follow from acceptance exactly, and the model picks and refuses K as its own formula demands."""
 
+import json
 import random
+from dataclasses import asdict, replace
 from itertools import product
 
 import pytest
@@ -81,6 +83,15 @@ def test_round_cost_and_ratio_by_hand():
     assert [table.round(k) for k in range(3)] == [1.0, 1.75, 2.5]
     assert expected_ratio([1.0] * 6, table, 2) == 6 / (2 * 2.5)
     assert expected_ratio([1.0] * 6, table, 0) == 1.0
+
+
+def test_both_ways_of_decoding_read_the_prompt():
+    """Ten tokens cost 10 · 0.3 = 3 plain steps to read, and a draft 10 · 0.1 = 1 more: (3 + 6) ÷ (3 + 1 + 2 · 2.5)."""
+    table = replace(costs(draft=0.25, verify=(0.75, 1.0, 1.25), other=(0.25, 0.5, 0.75)), reading=0.3, draft_reading=0.1)
+    assert expected_ratio([1.0] * 6, table, 2, prompt=10) == pytest.approx(1.0)
+    assert expected_ratio([1.0] * 6, table, 2) == 6 / (2 * 2.5)
+    assert expected_ratio([0.7] * 6, table, 0, prompt=10) == 1.0
+    assert Costs.stored(json.loads(json.dumps(asdict(table)))) == table
 
 
 def test_the_best_length_has_the_highest_ratio_over_all_texts():

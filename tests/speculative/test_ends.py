@@ -1,8 +1,9 @@
 """Rows end at EOS and budget wherever these fall in a block, and counts are those of the tokens that stay."""
 
 import pytest
+import torch
 
-from speculative import Draft, Sampling, generate
+from speculative import Draft, Finish, Sampling, generate
 from speculative.drafters import ModelDrafter
 from tests.speculative.laws import decode
 from tests.speculative.oracles import BUDGETS, PROMPTS, WARM, cut
@@ -35,6 +36,20 @@ def test_every_token_as_eos_cuts_the_text_that_runs_on(target, drafts, name, sam
         assert done.tokens == [cut(row, (eos, eos + 1)) for row in free]
         assert done.stopped == [bool({eos, eos + 1} & set(row)) for row in free]
         assert [part.emitted for part in done.acceptance] == list(map(len, done.tokens))
+
+
+def test_one_eos_id_is_a_list_of_one(target):
+    plain = generate(target, None, PROMPTS, max_new_tokens=14).tokens
+    eos = plain[0][4]
+    for given in (eos, [eos], torch.tensor(eos), torch.tensor([eos])):
+        done = generate(target, None, PROMPTS, max_new_tokens=14, eos_token_ids=given)
+        assert done.tokens == [cut(row, (eos,)) for row in plain]
+        assert done.finish[0] is Finish.EOS
+
+
+def test_rows_may_be_tensors(target):
+    rows = [torch.tensor(row) for row in PROMPTS]
+    assert generate(target, None, rows, max_new_tokens=4).tokens == generate(target, None, PROMPTS, max_new_tokens=4).tokens
 
 
 def test_an_eos_that_only_the_draft_wants_ends_nothing(target, monkeypatch):

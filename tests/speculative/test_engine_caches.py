@@ -71,7 +71,7 @@ COSTS = Costs(0.01, 0.5, (0.9, 1.0, 1.1, 1.2), (0.1, 0.1, 0.1, 0.1))
 def test_both_caches_are_right_when_the_draft_rests(target, drafts, audit, name, options, sampling):
     budgets = [60, 60, 9]
     done = generate(target, drafts[name], LOOPS, max_new_tokens=budgets, sampling=sampling, seed=1, **options)
-    assert audit.behind > 1 or name == "other"  # sampled text that strays from the loops gives lookup little to find
+    assert audit.behind > 1 or (name == "other" and "lookup" in options)  # text that strays gives lookup little to find
     if sampling.greedy:
         assert done.tokens == decode(target, LOOPS, max_new_tokens=budgets).tokens
 

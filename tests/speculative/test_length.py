@@ -1,6 +1,7 @@
 """The draft length follows costs and acceptance: none for a draft that is never right, the longest for one that always is."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def play(length, rounds, acceptance, seed=0):
         chosen.append(count)
         stays = torch.rand(count, generator=generator) < acceptance
         accepted = int(stays.long().cumprod(0).sum())
-        length.observe(torch.tensor([count]), torch.tensor([accepted]))
+        length.observe(count, count, accepted)
     return chosen
 
 
@@ -65,17 +66,17 @@ def test_a_dear_draft_is_not_used_however_good():
     assert sum(map(bool, chosen)) < 400 / FIRST_TRIAL
 
 
-def test_rows_without_drafts_teach_nothing():
+def test_a_round_without_proposals_teaches_nothing():
     length = AutoLength(CHEAP)
     before = (list(length.kept), list(length.tried))
-    length.observe(torch.tensor([0, 0]), torch.tensor([0, 0]))
+    length.observe(4, 0, 0)
     assert (length.kept, length.tried) == before
 
 
 def test_a_place_counts_once_the_drafts_before_it_stayed():
     length = AutoLength(CHEAP)
     kept, tried = list(length.kept), list(length.tried)
-    length.observe(torch.tensor([3]), torch.tensor([1]))
+    length.observe(3, 3, 1)
     assert length.tried == pytest.approx([0.98 * tried[0] + 1, 0.98 * tried[1] + 1, tried[2], tried[3]])
     assert length.kept == pytest.approx([0.98 * kept[0] + 1, 0.98 * kept[1], kept[2], kept[3]])
 
@@ -116,17 +117,19 @@ def test_confidence_leaves_the_law_as_it_is(small):
     st.floats(0.0, 0.5),
     st.integers(1, 6),
     st.lists(st.integers(0, 6), min_size=1, max_size=80),
+    st.floats(0.0, 0.1),
 )
-def test_no_draft_puts_a_text_further_behind_than_is_allowed(draft, step, longest, luck):
+def test_no_draft_puts_a_text_further_behind_than_is_allowed(draft, step, longest, luck, read):
     """Whatever is accepted, and however misleading it was before: the bound holds after every round."""
     verify = tuple(0.9 + step * n for n in range(longest + 1))
-    costs = Costs(0.01, draft, verify, (0.1,) * (longest + 1))
-    length, written, spent = AutoLength(costs, expected=0.9), 0, 0.0
+    costs = Costs(0.01, draft, verify, (0.1,) * (longest + 1), draft_reading=read)
+    length, written, spent, behind = AutoLength(costs, expected=0.9), 0, 0.0, 0
     for kept in [*[longest] * 5, *luck, *[0] * 40]:
         count = length.choose()
         accepted = min(kept, count)
-        length.observe(torch.tensor([count]), torch.tensor([accepted]))
-        written, spent = written + 1 + accepted, spent + (costs.round(count) if count else 1.0)
+        length.observe(count, count, accepted)
+        spent += costs.round(count) + read * behind if count else 1.0
+        written, behind = written + 1 + accepted, 0 if count else behind + 1
         assert spent <= written + MAY_LOSE + SHARE * written + 1e-9
 
 
@@ -140,6 +143,24 @@ def test_without_the_bound_a_useless_draft_would_cost_more(monkeypatch):
     assert loss() <= MAY_LOSE + 48 * SHARE
     monkeypatch.setattr(length_module, "MAY_LOSE", 100.0)
     assert loss() > MAY_LOSE + 48 * SHARE
+
+
+def test_what_the_draft_must_read_again_is_paid():
+    """After sixteen rounds without it: 1.1 − 1 for a round of one draft, and 16 · 0.5 or 16 · 0.05 for what it missed."""
+    for read, chosen in ((0.5, 0), (0.05, 1), (0.0, 1)):
+        length = AutoLength(replace(CHEAP, draft_reading=read), expected=0.0)
+        for _ in range(FIRST_TRIAL):
+            assert length.choose() == 0
+            length.observe(0, 0, 0)
+        assert length.choose() == chosen
+        length.observe(chosen, chosen, 0)
+        assert length.saved == pytest.approx(-(0.1 + 16 * read) * chosen)
+
+
+def test_an_unsure_draft_is_paid_for_all_the_same():
+    length = AutoLength(CHEAP)
+    length.observe(4, 0, 0)
+    assert length.saved == pytest.approx(1 - CHEAP.round(4))
 
 
 def test_what_was_learnt_in_one_call_counts_in_the_next():

@@ -199,6 +199,7 @@ def test_heads_are_loaded_as_they_were_saved(target, heads, tmp_path):
         ({"lookup": PromptLookup()}, "leave out lookup"),
         ({"confidence": 0.5}, "confidence needs a draft model"),
         ({"tree": (49,)}, "49 branches at a node, the draft only 48 output ids"),
+        ({"tree": (43,), "vocabulary_size": 42}, "43 branches at a node, the draft only 42 output ids"),
     ],
 )
 def test_what_heads_cannot_do_is_refused_by_name(target, heads, options, message):
@@ -218,6 +219,15 @@ def test_what_heads_cannot_do_is_refused_by_name(target, heads, options, message
 def test_heads_of_another_target_are_refused(target, heads, message):
     with pytest.raises(ValueError, match=message):
         generate(target, heads(), PROMPTS, max_new_tokens=4)
+
+
+def test_heads_that_can_name_padding_alone_are_refused(target):
+    heads = heads_of(target, vocabulary=torch.tensor([20, 40]))
+    assert generate(target, heads, [[1, 2]], max_new_tokens=4, vocabulary_size=21, tree=(1, 1)).tokens[0]
+    with pytest.raises(ValueError, match="the Medusa heads have no id below 20, the number of the target's tokens"):
+        generate(target, heads, [[1, 2]], max_new_tokens=4, vocabulary_size=20)
+    with pytest.raises(ValueError, match="2 branches at a node, the draft only 1 output ids"):
+        generate(target, heads, [[1, 2]], max_new_tokens=4, vocabulary_size=21, tree=(2, 1))
 
 
 @pytest.mark.parametrize("vocabulary", [[3, 1], [1, 1], [1, 2, 3]])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculative import Draft, Finish, generate, stream
+from speculative import Controls, Draft, Finish, generate, stream
 from speculative.text import Transcript
 from tests.speculative.laws import decode
 from tests.speculative.texts import WORDS, byte_level, spell
@@ -97,9 +97,48 @@ def test_pieces_put_together_are_the_whole_text(parts, sizes):
     assert pieces + transcript.take(0, last=True) == TOKENIZER.decode(ids)
 
 
-def test_an_empty_stop_string_is_refused():
-    with pytest.raises(ValueError, match="stop_strings"):
-        Transcript(TOKENIZER, 1, [""])
+# Special tokens leave no text
+
+
+MARKED = byte_level(eos_token="<|im_end|>")
+MARK = len(MARKED) - 1
+
+
+@pytest.mark.parametrize("sizes", [[1], [2], [100]])
+@pytest.mark.parametrize(
+    ("parts", "kept", "text"),
+    [
+        (["hello", "<|im_end|>", "he"], 2, "hello"),
+        (["hello", "ð", "Ł", "<|im_end|>"], 4, "hello�"),  # a character that is never completed
+        (["hello", b"<|im_end|>", "he"], 11, "hello"),  # its signs one by one
+        (["hello", b"<|im_", "<|im_end|>", b"end|>"], 7, "hello<|im_"),  # begun as signs, then the token itself
+        (["hello", "he"], None, "hellohe"),
+    ],
+)
+def test_a_special_token_is_a_stop_string(sizes, parts, kept, text):
+    transcript = Transcript(MARKED, 1, ["<|im_end|>"])
+    seen, ended = 0, None
+    for part in rounds(spell(MARKED, *parts), sizes):
+        ended = transcript(0, part)
+        if ended is not None:
+            break
+        seen += len(part)
+    assert (None if ended is None else seen + ended) == kept
+    assert transcript.take(0, last=True) == text
+
+
+def test_decoding_ends_at_a_special_token():
+    model = tiny(vocabulary=len(MARKED))
+    options = {"max_new_tokens": 6, "tokenizer": MARKED, "controls": Controls(logit_bias={MARK: 99.0})}
+    for stops in ("<|im_end|>", ["<|im_end|>"]):
+        done = generate(model, None, PROMPTS, stop_strings=stops, **options)
+        assert (done.tokens, done.text, done.finish) == ([[MARK]] * 2, ["", ""], [Finish.STOP] * 2)
+
+
+@pytest.mark.parametrize("stop", ["<|im_end|>\n", "a<|im_end|>"])
+def test_a_special_token_within_a_stop_string_is_refused(stop):
+    with pytest.raises(ValueError, match=rf"holds the special token '<|im_end|>'.*or its id {MARK} in eos_token_ids"):
+        Transcript(MARKED, 1, ["END", stop])
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])
@@ -147,6 +186,15 @@ def test_a_stream_put_together_is_the_result(target, stops):
         texts[piece.row] += piece.text
         finish[piece.row] = piece.finish
     assert (tokens, texts, finish) == (done.tokens, done.text, done.finish)
+
+
+def test_one_stop_string_is_a_list_of_one(target):
+    options = {"max_new_tokens": 24, "tokenizer": TOKENIZER}
+    text = generate(target, None, PROMPTS, **options).text[0]
+    stop = next(text[place : place + 2] for place in range(4, len(text)) if "�" not in text[place : place + 2])
+    one, listed = (generate(target, None, PROMPTS, stop_strings=stops, **options) for stops in (stop, [stop]))
+    assert (one.tokens, one.text, one.finish) == (listed.tokens, listed.text, listed.finish)
+    assert one.text[0] == text[: text.index(stop)]
 
 
 def test_a_stream_can_be_closed(target):
