@@ -18,7 +18,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from pipeline import calibrate
+from pipeline import calibrate, contestants
 from pipeline import main as entry
 from pipeline.tiny import byte_tokenizer
 from tests.pipeline import stores
@@ -109,7 +109,8 @@ def prompts(tmp_path_factory) -> Path:
 @pytest.fixture
 def attempt(monkeypatch, capsys):
     """Run the console script in this process; gives its exit code and what it wrote to stderr."""
-    monkeypatch.setattr(calibrate, "REPEATS", 2)  # the smoke run has all seven
+    for measuring in (calibrate, contestants):
+        monkeypatch.setattr(measuring, "REPEATS", 2)  # the smoke run calibrates with all seven
 
     def run(*overrides: str, work: Path) -> tuple[int, str]:
         monkeypatch.setattr(entry, "_progress", entry._Progress())

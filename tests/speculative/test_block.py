@@ -9,7 +9,7 @@ import torch
 
 from speculative.sampling import draw
 from speculative.verification import Guess, Rule, Verdict, _block, verify_sampled
-from tests.speculative.test_verification import CASES, DOUBLE, LAST, measure, scene, stacked
+from tests.speculative.chain_tables import CASES, DOUBLE, LAST, law_of, measure, outcomes_of, scene, stacked
 
 FAIL = 1.0  # no chance exceeds it
 
@@ -20,43 +20,34 @@ def block_rule(p, guess, accept, follow, limits):
 
 def outcomes(rule, tables, limit=None):
     """Law of K + 1 tokens (one round, continued by the target) and the expected number of kept drafts."""
-    law, kept = torch.zeros((tables.size,) * (tables.depth + 1), dtype=DOUBLE), 0.0
-    for block, place, token, weight in committed_blocks(rule, tables, limit):
-        law[(*block[:place], token)] += weight * tables.law((*block[:place], token))
-        kept += weight * place
-    return law, kept
+    found = committed_blocks(rule, tables, limit)
+    return law_of(found, tables), sum(kept * weight for _, kept, _, weight in found)
 
 
 def committed_blocks(rule, tables, limit=None):
-    """Every outcome of a round: the drafted block, how many of its tokens stay, the token after them, and its probability."""
+    """Every outcome of a round of the rule, as ``outcomes_of`` gives them."""
     blocks, weights = zip(*tables.blocks(), strict=True)
-    count, depth, size = len(blocks), tables.depth, tables.size
+    count, depth = len(blocks), tables.depth
     p, q = stacked(tables, blocks)
+    drafted, places = torch.tensor(blocks), torch.arange(depth)
     limits = torch.full((count,), depth if limit is None else limit)
-    guess = Guess(torch.tensor(blocks), q, tables.vocabulary)
 
-    def play(place, at_place, follow):
-        """Only the test of the prefix of ``place`` drafts may pass, at the uniforms ``at_place``."""
-        accept = torch.full((count, depth), FAIL, dtype=DOUBLE)
-        if place:
-            accept[:, place - 1] = at_place
-        return rule(p, guess, accept, follow[:, None].expand(-1, depth + 1), limits)
+    def play(m, row, at_m, follow):
+        """Of block ``row`` only the test of the prefix of m drafts may pass, at the uniforms ``at_m``."""
+        accept = torch.where(places == m[:, None] - 1, at_m[:, None], FAIL)
+        guess = Guess(drafted[row], q[row], tables.vocabulary)
+        return rule(p[row], guess, accept, follow[:, None].expand(-1, depth + 1), limits[row])
 
-    half, last = torch.full((count,), 0.5, dtype=DOUBLE), torch.full((count,), LAST, dtype=DOUBLE)
-    left = torch.tensor(weights, dtype=DOUBLE)
-    for place in range(depth, -1, -1):
-        passes = (
-            measure(lambda u, place=place: play(place, u, half).accepted == place, count) if place else torch.ones_like(left)
-        )
-        ends, left = left * passes, left * (1 - passes)
-        possible = ends > 1e-15
-        below = half * 0
-        for token in range(size):
-            upto = measure(lambda u, place=place, token=token: play(place, half * 0, u).following <= token, count)
-            for row in possible.nonzero().flatten().tolist():
-                yield blocks[row], place, token, float(ends[row] * (upto[row] - below[row]))
-            below = upto
-        assert (play(place, half * 0, last).accepted[possible] == place).all()
+    m, row = torch.arange(depth + 1).repeat_interleave(count), torch.arange(count).repeat(depth + 1)
+    half, last = torch.full((len(m),), 0.5, dtype=DOUBLE), torch.full((len(m),), LAST, dtype=DOUBLE)
+    always = torch.ones(1, count, dtype=DOUBLE)
+    some = slice(count, None)  # no draft at all stays whenever no other number does
+    passes = measure(lambda u: play(m[some], row[some], u, half[some]).accepted == m[some], depth * count).view(depth, count)
+    longer_failed = torch.cat([1 - passes, always]).flip(0).cumprod(0).flip(0)
+    ends = torch.cat([always, passes]) * longer_failed * torch.tensor(weights, dtype=DOUBLE)
+    possible = ends.flatten() > 1e-15
+    assert (play(m, row, half * 0, last).accepted[possible] == m[possible]).all()
+    return outcomes_of(tables, blocks, ends, lambda m, row, u: play(m, row, torch.zeros_like(u), u).following)
 
 
 def token_kept(tables):

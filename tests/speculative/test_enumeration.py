@@ -13,18 +13,10 @@ from speculative.rows import Rows
 from speculative.sampling import Sampling, probabilities
 from speculative.verification import Guess, Rule, Verdict, verify_choices
 from speculative.verification import verify_sampled as judge
+from tests.speculative.chain_tables import CASES, DOUBLE, Tables, law_of, measure, random, stacked, trimmed
+from tests.speculative.chain_tables import token_rule as verify_sampled
 from tests.speculative.test_block import DRAFTED, block_rule, committed_blocks
-from tests.speculative.test_verification import (
-    CASES,
-    DOUBLE,
-    Tables,
-    committed,
-    measure,
-    random,
-    stacked,
-    trimmed,
-    verify_sampled,
-)
+from tests.speculative.test_verification_law import committed
 
 FILTERS = {
     "temperature": Sampling(0.7),
@@ -92,13 +84,6 @@ def matched(rule, tables, limit=None):
             inside = torch.where(goes_on, (upto + below) / 2, inside)
             below = upto
         follow[:, place], alive = inside, alive * stays
-
-
-def law_of(outcomes, tables):
-    law = torch.zeros((tables.size,) * (tables.depth + 1), dtype=DOUBLE)
-    for block, kept, token, weight in outcomes:
-        law[(*block[:kept], token)] += weight * tables.law((*block[:kept], token))
-    return law
 
 
 def error(outcomes, tables):
