@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+
 from tests.pipeline.conftest import SMOKE
 from tests.pipeline.test_medusa_run import newest
 from tests.pipeline.test_tracking import execution_and_stages, runs_of
