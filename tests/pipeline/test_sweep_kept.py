@@ -50,6 +50,7 @@ def test_memory_files_and_threads_do_not_grow_from_job_to_job(work, attempt):
     assert all(later[1:] <= second[1:] for later in others), (first, second, *others)
 
 
+@pytest.mark.slow  # the same four jobs, with a leak planted
 def test_a_leak_would_be_seen(work, attempt):
     _, second, third, fourth = census(attempt, work, kept=[])
     assert second[0] < third[0] < fourth[0]
