@@ -4,6 +4,8 @@ A counter is hashed to a uniform number (SplitMix64: Steele, Lea & Flood, 2014),
 sum of the distribution. There is no generator state, so batches may be cut in any way.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,20 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """Ids (N, m) with chance ∝ ``weights`` (N, V) ≥ 0, with replacement; a row without any weight gives id 0."""
     chunk = max(1, _CELLS // weights.shape[1])
     return torch.cat([_draw(w, u) for w, u in zip(weights.split(chunk), uniform.split(chunk), strict=True)])
+
+
+def from_tail(rest: Tensor, log_probs: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids (N, m) drawn from the tail ``rest`` (N, V), and their ``log_probs`` of (N, V).
+
+    A row whose tail is empty draws id 0: with −inf it gets no weight.
+    """
+    drawn = draw(rest, uniform)
+    return drawn, torch.where(rest.gather(1, drawn) > 0, log_probs.gather(1, drawn), -math.inf)
+
+
+def weights(found: Tensor, log_tail: Tensor) -> Tensor:
+    """M / (m p) of m drawn ids with log-probabilities ``found`` (N, m); ``log_tail`` (N,) is log M."""
+    return torch.where(found > -math.inf, (log_tail[:, None] - found).exp() / found.shape[1], 0.0)
 
 
 def _draw(weights: Tensor, uniform: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class TopK:
         }
         if self._drawn(vocabulary):
             uniforms = draws.uniforms(self.seed, key, len(logits), self.tail_samples)
-            drawn, found = drawn_from(every.exp().scatter(1, ids, 0.0), every, uniforms)
+            drawn, found = draws.from_tail(every.exp().scatter(1, ids, 0.0), every, uniforms)
             ids, log_probs = torch.cat([ids, drawn], 1), torch.cat([log_probs, found], 1)
         return stored | packing.pack(ids, vocabulary) | {"log_probs": rounding.rounded(log_probs, self.bits)}
 
@@ -50,7 +50,7 @@ class TopK:
         if not drawn:
             return SparseTargets(ids, log_probs, log_tail, certain=ids.shape[1])
         weights = torch.ones_like(log_probs)
-        weights[:, -drawn:] = weights_of(log_probs[:, -drawn:], log_tail)
+        weights[:, -drawn:] = draws.weights(log_probs[:, -drawn:], log_tail)
         return SparseTargets(ids, log_probs, torch.full_like(log_tail, -math.inf), weights, ids.shape[1] - drawn)
 
     def bytes_per_position(self, vocabulary: int, width: int) -> int:
@@ -60,17 +60,3 @@ class TopK:
 
     def _drawn(self, vocabulary: int) -> int:
         return self.tail_samples if self.top_k < vocabulary else 0
-
-
-def drawn_from(rest: Tensor, log_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids (N, m) drawn from the tail ``rest`` (N, V), and their ``log_probs`` of (N, V).
-
-    A row whose tail is empty draws id 0: with −inf it gets no weight.
-    """
-    drawn = draws.draw(rest, uniforms)
-    return drawn, torch.where(rest.gather(1, drawn) > 0, log_probs.gather(1, drawn), -math.inf)
-
-
-def weights_of(found: Tensor, log_tail: Tensor) -> Tensor:
-    """M / (m p) of m drawn ids with log-probabilities ``found`` (N, m); ``log_tail`` (N,) is log M."""
-    return torch.where(found > -math.inf, (log_tail[:, None] - found).exp() / found.shape[1], 0.0)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from data import draws, packing, rounding
 from data.targets import SparseTargets
-from data.topk import drawn_from, weights_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class TopMass:
         }
         if self.tail_samples:
             rest = every.exp().scatter(1, ids, torch.where(kept, 0.0, log_probs.exp()))
-            drawn, found = drawn_from(rest, every, draws.uniforms(self.seed, key, len(logits), self.tail_samples))
+            drawn, found = draws.from_tail(rest, every, draws.uniforms(self.seed, key, len(logits), self.tail_samples))
             ids, log_probs = torch.cat([ids, drawn], 1), torch.cat([log_probs, found], 1)
             kept = torch.cat([kept, torch.ones_like(drawn, dtype=torch.bool)], 1)
         packed = packing.pack(ids[kept][None], vocabulary)
@@ -66,7 +65,7 @@ class TopMass:
             torch.cat([ids, flat_ids[place]], 1),
             torch.cat([log_probs, found], 1),
             torch.full_like(log_tail, -math.inf),
-            torch.cat([torch.ones_like(log_probs), weights_of(found, log_tail)], 1),
+            torch.cat([torch.ones_like(log_probs), draws.weights(found, log_tail)], 1),
             ids.shape[1],
         )
 

@@ -94,13 +94,13 @@ def measure(
     counts = [len(response.tokens) for response in responses]
     if max(counts) < 2:
         raise PipelineError("corpus: Medusa heads draft from an answer's second token on, and no held-out answer has one")
+    kept = [heads.size if ids is None else heads.below(ids) for heads in drafts]
     parts: list[list[list[Compared]]] = [[[] for _ in heads.blocks] for heads in drafts]
     for response in track(responses, description=f"{title:<28}", transient=True):
         text = torch.tensor([response.request.prompt + response.tokens], device=target.device)
         states = target.base_model(input_ids=text, use_cache=False).last_hidden_state[0, -len(response.tokens) - 1 : -1]
         logits = target.get_output_embeddings()(states)[:, :ids].float()
-        for found, heads in zip(parts, drafts, strict=True):
-            outputs = heads.size if ids is None else heads.below(ids)
+        for found, heads, outputs in zip(parts, drafts, kept, strict=True):
             vocabulary = None if heads.vocabulary is None else heads.vocabulary[:outputs]
             for depth, of_depth in enumerate(found, start=1):
                 guess = heads.matrix(heads.seen(depth - 1, states[: max(len(states) - depth, 0)]))[:, :outputs].float()

@@ -13,6 +13,7 @@ import torch
 from speculative import verification
 from speculative.sampling import draw
 from speculative.verification import Guess, Rule
+from tests.speculative.bisection import measure
 
 LAST = 1 - 2.0**-53
 DOUBLE = torch.float64
@@ -60,16 +61,6 @@ def stacked(tables, blocks, dtype=DOUBLE):
     p = [torch.stack([tables.p[block[:j]] for j in range(tables.depth + 1)]) for block in blocks]
     q = [torch.stack([tables.q[block[:j]] for j in range(tables.depth)]) for block in blocks]
     return torch.stack(p).to(dtype), torch.stack(q).to(dtype)
-
-
-def measure(holds, count):
-    """For each of ``count`` rows, the length of the interval of uniforms, from 0 upwards, on which ``holds``."""
-    low, high = torch.zeros(count, dtype=DOUBLE), torch.ones(count, dtype=DOUBLE)
-    for _ in range(53):
-        middle = (low + high) / 2
-        yes = holds(middle)
-        low, high = torch.where(yes, middle, low), torch.where(yes, high, middle)
-    return torch.where(low >= LAST, 1.0, low)
 
 
 def outcomes_of(tables, blocks, ends, follow):

@@ -9,7 +9,8 @@ import torch
 
 from speculative.sampling import draw
 from speculative.verification import Guess, Rule, Verdict, _block, verify_sampled
-from tests.speculative.chain_tables import CASES, DOUBLE, LAST, law_of, measure, outcomes_of, scene, stacked
+from tests.speculative.bisection import measure
+from tests.speculative.chain_tables import CASES, DOUBLE, LAST, law_of, outcomes_of, scene, stacked
 
 FAIL = 1.0  # no chance exceeds it
 

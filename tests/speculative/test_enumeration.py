@@ -13,7 +13,8 @@ from speculative.rows import Rows
 from speculative.sampling import Sampling, probabilities
 from speculative.verification import Guess, Rule, Verdict, verify_choices
 from speculative.verification import verify_sampled as judge
-from tests.speculative.chain_tables import CASES, DOUBLE, Tables, law_of, measure, random, stacked, trimmed
+from tests.speculative.bisection import measure
+from tests.speculative.chain_tables import CASES, DOUBLE, Tables, law_of, random, stacked, trimmed
 from tests.speculative.chain_tables import token_rule as verify_sampled
 from tests.speculative.test_block import DRAFTED, block_rule, committed_blocks
 from tests.speculative.test_verification_law import committed

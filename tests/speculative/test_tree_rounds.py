@@ -14,6 +14,7 @@ from speculative import Tree
 from speculative.sampling import draw
 from speculative.tree_verification import Branches, verify_tree, verify_tree_choices
 from speculative.verification import Guess, Rule, verify_sampled
+from tests.speculative.bisection import measure
 from tests.speculative.tree_tables import DOUBLE, Tables, children
 
 LAST = 1 - 2.0**-53
@@ -32,16 +33,6 @@ def assignments(tables, tree):
             longer += [((*tokens, *some), chance * part) for some, part in zip(drawn.tolist(), parts.tolist(), strict=True)]
         found = longer
     return [tokens for tokens, _ in found], torch.tensor([chance for _, chance in found], dtype=DOUBLE)
-
-
-def measure(holds, count, steps):
-    """For each of ``count`` rows, the length of the interval of uniforms, from 0 upwards, on which ``holds``."""
-    low, high = torch.zeros(count, dtype=DOUBLE), torch.ones(count, dtype=DOUBLE)
-    for _ in range(steps):
-        middle = (low + high) / 2
-        yes = holds(middle)
-        low, high = torch.where(yes, middle, low), torch.where(yes, high, middle)
-    return torch.where(low >= 1 - 2.0**-steps, 1.0, low)
 
 
 def played(rule, tables, tree, limit=None, steps=46):

@@ -18,6 +18,7 @@ from speculative.sampling import draw
 from speculative.tree_verification import Branches
 from speculative.typical import divergence, emitted, excess, staying, verify_typical
 from speculative.verification import Guess, Verdict
+from tests.speculative.bisection import measure
 from tests.speculative.tree_tables import DOUBLE, Tables, children
 
 THRESHOLDS = Typical(0.25, 0.6)
@@ -103,13 +104,12 @@ def committed(tables, tree, rule, steps=53):
     p = torch.stack([torch.stack([tables.p[prefix_of(tree, row, n)] for n in range(tree.size + 1)]) for row in tokens.tolist()])
     paths = rule(p, tree, tokens, torch.full((len(p), tree.depth + 1), 0.5, dtype=DOUBLE)).path
     wanted = torch.arange(size).repeat_interleave(len(p))
-    low, high = torch.zeros(len(wanted), dtype=DOUBLE), torch.ones(len(wanted), dtype=DOUBLE)
-    for _ in range(steps):
-        middle = (low + high) / 2
-        verdict = rule(p.repeat(size, 1, 1), tree, tokens.repeat(size, 1), middle[:, None].expand(-1, tree.depth + 1))
-        yes = verdict.following <= wanted
-        low, high = torch.where(yes, middle, low), torch.where(yes, high, middle)
-    upto = torch.where(low >= 1 - 2.0**-steps, 1.0, low).view(size, len(p))
+
+    def below(u):
+        verdict = rule(p.repeat(size, 1, 1), tree, tokens.repeat(size, 1), u[:, None].expand(-1, tree.depth + 1))
+        return verdict.following <= wanted
+
+    upto = measure(below, len(wanted), steps).view(size, len(p))
     law = torch.zeros((size,) * (tree.depth + 1), dtype=DOUBLE)
     for row, chance in enumerate(found.values()):
         kept = tuple(tokens[row, node - 1].item() for node in paths[row].tolist() if node)

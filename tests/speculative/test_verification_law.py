@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from speculative.sampling import draw
 from speculative.verification import Verdict
-from tests.speculative.chain_tables import CASES, DOUBLE, LAST, law_of, measure, outcomes_of, random, stacked
+from tests.speculative.bisection import measure
+from tests.speculative.chain_tables import CASES, DOUBLE, LAST, law_of, outcomes_of, random, stacked
 from tests.speculative.chain_tables import token_rule as verify_sampled
 
 
