@@ -22,8 +22,9 @@ from data.prompts import CorpusError, Prompt
 from pipeline import advice, candidates, existing, prospects, sample
 from pipeline import draft as drafts
 from pipeline.candidates import Candidate
+from pipeline.choices import Precision
 from pipeline.config import Draft as DraftConfig
-from pipeline.config import Precision, Target, Tracking
+from pipeline.config import Target, Tracking
 from pipeline.errors import PipelineError
 from pipeline.hardware import dtype_of
 from pipeline.noise import quieten

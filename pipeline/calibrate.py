@@ -13,7 +13,8 @@ from rich.progress import track
 
 from data.responses import read_shards
 from pipeline import held_out, ready, trees
-from pipeline.config import Decoding, Stage
+from pipeline.choices import Stage
+from pipeline.config import Decoding
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine

@@ -14,7 +14,7 @@ import gguf
 import yaml
 
 from pipeline import lossy, price
-from pipeline.config import Stage
+from pipeline.choices import Stage
 from pipeline.context import Context
 from pipeline.expand import Bound
 from pipeline.hardware import machine

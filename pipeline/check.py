@@ -12,25 +12,8 @@ from itertools import accumulate
 from operator import mul
 
 from data.serving import refusal
-from pipeline.config import (
-    Codec,
-    Coding,
-    Config,
-    Corpus,
-    Decoding,
-    Draft,
-    Drafting,
-    Export,
-    Generate,
-    Logits,
-    Objective,
-    Optimizer,
-    Schedule,
-    Source,
-    Stage,
-    Trainer,
-    Verification,
-)
+from pipeline.choices import Coding, Drafting, Schedule, Source, Stage, Verification
+from pipeline.config import Codec, Config, Corpus, Decoding, Draft, Export, Generate, Logits, Objective, Optimizer, Trainer
 from pipeline.errors import PipelineError
 
 LARGEST_TREE = 128  # nodes, as in speculative.tree

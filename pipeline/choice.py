@@ -14,7 +14,8 @@ from data.responses import Response
 from data.serving import refusal
 from data.states import States
 from pipeline import coding, rehearsal
-from pipeline.config import Codec, Coding, Config
+from pipeline.choices import Coding
+from pipeline.config import Codec, Config
 from pipeline.draft import head_is_last
 from pipeline.errors import PipelineError
 

@@ -10,8 +10,9 @@ from data.sampled import Sampled
 from data.states import States
 from data.topk import TopK
 from data.topmass import TopMass
+from pipeline.choices import Coding, Stage
 from pipeline.config import Codec as CodecConfig
-from pipeline.config import Coding, Config, Stage
+from pipeline.config import Config
 from pipeline.context import Context
 from pipeline.draft import head_is_last
 from pipeline.teacher import head_of

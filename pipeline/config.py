@@ -5,37 +5,21 @@ entry point sees a DictConfig, everything behind it sees these.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
-
-class Stage(Enum):
-    """The stages, in the order they run."""
-
-    corpus = 1
-    generate = 2
-    logits = 3
-    distil = 4
-    calibrate = 5
-    speculate = 6
-    report = 7
-    export = 8
-    drafters = 9  # on request: it is not among the default stages
-
-
-class Source(Enum):
-    """Where prompts come from."""
-
-    standard_library = 1
-    dataset = 2
-
-
-class Precision(Enum):
-    """Number format of weights and matrix products; ``auto`` takes bfloat16 where a probe finds it fast."""
-
-    auto = 1
-    float32 = 2
-    bfloat16 = 3
+from pipeline.choices import (
+    Coding,
+    Divergence,
+    Drafting,
+    Format,
+    GgufType,
+    Method,
+    Precision,
+    Schedule,
+    Source,
+    Stage,
+    Verification,
+)
 
 
 @dataclass(frozen=True)
@@ -73,16 +57,6 @@ class Generate:
     keep_states: bool = True
 
 
-class Coding(Enum):
-    """What the logit cache keeps of a distribution; ``auto`` takes the cheapest that is good enough on this text."""
-
-    topk = 1
-    sampled = 2
-    hidden = 3
-    dense = 4
-    auto = 5
-
-
 @dataclass(frozen=True)
 class Codec:
     kind: Coding = Coding.topk
@@ -109,13 +83,6 @@ class Logits:
     repair: bool = False
 
 
-class Drafting(Enum):
-    """What drafts: a small model of its own, or Medusa heads that read the target's last hidden state."""
-
-    model = 1
-    medusa = 2
-
-
 @dataclass(frozen=True)
 class Draft:
     kind: Drafting = Drafting.model
@@ -129,18 +96,6 @@ class Draft:
     train_embedding: bool = False
 
 
-class Divergence(Enum):
-    """The objective of distillation."""
-
-    forward_kl = 1
-    reverse_kl = 2
-    jensen_shannon = 3
-    total_variation = 4
-    overlap = 5
-    hybrid = 6
-    cross_entropy = 7
-
-
 @dataclass(frozen=True)
 class Objective:
     divergence: Divergence = Divergence.forward_kl
@@ -149,20 +104,6 @@ class Objective:
     hard_weight: float = 0.0
     reference: str | None = None
     keep: float = 1.0
-
-
-class Method(Enum):
-    """Optimizers."""
-
-    adamw = 1
-    muon = 2
-
-
-class Schedule(Enum):
-    """How the learning rate ends: by a cosine, or by a plateau and a straight decay."""
-
-    cosine = 1
-    wsd = 2
 
 
 @dataclass(frozen=True)
@@ -192,15 +133,6 @@ class Trainer:
     validate_every: int = 100
     patience: int = 0
     seed: int | None = None
-
-
-class Verification(Enum):
-    """How drafts are judged above temperature 0; all but ``typical``, which is lossy, keep the target's law."""
-
-    token = 1
-    block = 2
-    match = 3
-    typical = 4
 
 
 @dataclass(frozen=True)
@@ -237,23 +169,6 @@ class Tracking:
     uri: str | None = None
     experiment: str = "draftsmith"
     required: bool = True
-
-
-class Format(Enum):
-    """What is written: safetensors with tokenizer files, one GGUF file, or both."""
-
-    transformers = 1
-    gguf = 2
-    both = 3
-
-
-class GgufType(Enum):
-    """Number format of the matrices in a GGUF file; vectors stay in float32."""
-
-    f32 = 1
-    f16 = 2
-    bf16 = 3
-    q8_0 = 4
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from pipeline.config import Config, Stage
+from pipeline.choices import Stage
+from pipeline.config import Config
 from pipeline.hardware import dtype_of
 from pipeline.target import TargetFiles, resolve
 

@@ -12,7 +12,7 @@ from data import sources, standard_library
 from data.artifact import atomic, file_hash
 from data.prompts import CorpusError
 from data.splits import split, write_split
-from pipeline.config import Source
+from pipeline.choices import Source
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.tracking import Run

@@ -20,8 +20,8 @@ from data.batching import LengthGroupedBatches, collate
 from data.hidden_rows import HiddenRows
 from data.logit_cache import LogitCache
 from pipeline import existing, outlook, proposer, selection, trainer
+from pipeline.choices import Drafting, Stage
 from pipeline.coding import validation_name
-from pipeline.config import Drafting, Stage
 from pipeline.config import Trainer as TrainerConfig
 from pipeline.context import Context
 from pipeline.errors import PipelineError

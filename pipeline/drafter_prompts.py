@@ -17,8 +17,9 @@ from data import sources, standard_library
 from data.prompts import CorpusError
 from data.responses import Response
 from data.splits import read_split
+from pipeline.choices import Source, Stage
 from pipeline.comparison import ALL
-from pipeline.config import Drafters, Source, Stage
+from pipeline.config import Drafters
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.generate import eos_token_ids, prompt_ids

@@ -18,7 +18,7 @@ from data.artifact import file_hash
 from data.responses import read_shards
 from pipeline import card, comparison, drafter_prompts, drafters_page, effort, held_out, lossy, proposer, ready
 from pipeline.calibrate import sampling_of, suffix
-from pipeline.config import Stage
+from pipeline.choices import Stage
 from pipeline.contestants import Trained, Way, ways
 from pipeline.context import Context
 from pipeline.drafter_prompts import Case

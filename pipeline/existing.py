@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from data.artifact import file_hash, fingerprint
-from pipeline.config import Config, Stage
+from pipeline.choices import Stage
+from pipeline.config import Config
 from pipeline.errors import PipelineError
 from pipeline.target import hub_folder, is_hub_name
 from speculative import Draft, shared_draft

@@ -31,7 +31,7 @@ from pipeline import (
     registry,
     serve,
 )
-from pipeline.config import Stage
+from pipeline.choices import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.expand import Expansion, expand, held_out_bound

@@ -40,7 +40,8 @@ from pipeline import (
     tracking,
 )
 from pipeline.check import check
-from pipeline.config import Config, Stage
+from pipeline.choices import Stage
+from pipeline.config import Config
 from pipeline.context import Artifact, Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import machine

@@ -19,7 +19,8 @@ from data.responses import Request, Response, batches, read_shards, write_shard
 from data.splits import read_split
 from data.states import states_fault, states_file, write_states
 from pipeline import existing, trainer
-from pipeline.config import Generate, Stage
+from pipeline.choices import Stage
+from pipeline.config import Generate
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.tracking import Run

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from pipeline.config import GgufType
+from pipeline.choices import GgufType
 from pipeline.errors import PipelineError
 from pipeline.gguf_vocabulary import Vocabulary, add_vocabulary
 

@@ -10,7 +10,7 @@ import torch
 from filelock import FileLock
 
 from data.artifact import write_json
-from pipeline.config import Precision
+from pipeline.choices import Precision
 
 CLEAR_GAIN = 1.3  # bfloat16 must beat float32 by this factor: a borderline probe would flip from run to run
 

@@ -12,7 +12,7 @@ import torch
 import speculative
 from data.artifact import write_json
 from pipeline import card, lossy
-from pipeline.config import Stage
+from pipeline.choices import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from speculative import MedusaHeads, medusa

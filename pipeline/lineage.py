@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Source, Stage
+from pipeline.choices import Source, Stage
 from pipeline.context import Artifact, Context
 
 

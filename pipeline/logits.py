@@ -23,8 +23,9 @@ from data.responses import Response
 from data.shards import Seal, fault
 from pipeline import rehearsal, trainer
 from pipeline.choice import choose
+from pipeline.choices import Coding
 from pipeline.coding import SPARE_BYTES, Parts, estimate, kept_states, parts, responses
-from pipeline.config import Codec, Coding, Config
+from pipeline.config import Codec, Config
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.teacher import Teacher, Work, check_plain_head, head_of

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.config import Decoding, Verification
+from pipeline.choices import Verification
+from pipeline.config import Decoding
 from pipeline.statistics import mean_interval
 from speculative import Sampling, Typical
 from speculative.sampling import probabilities

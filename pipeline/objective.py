@@ -6,7 +6,8 @@ It chooses and mixes; the formulas are in ``losses``, and positions are averaged
 from torch import Tensor
 
 from pipeline import losses
-from pipeline.config import Divergence, Objective
+from pipeline.choices import Divergence
+from pipeline.config import Objective
 from pipeline.losses import Support
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pipeline.config import Method
+from pipeline.choices import Method
 from pipeline.config import Optimizer as OptimizerConfig
 from pipeline.muon import Muon
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from data.artifact import publish_folder
-from pipeline.config import Stage
+from pipeline.choices import Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 

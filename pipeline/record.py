@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline import lossy
 from pipeline.calibrate import costs_of
-from pipeline.config import Stage
+from pipeline.choices import Stage
 from pipeline.context import Context
 from speculative.metrics import Acceptance
 from speculative.waterfall import waterfall

@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from data.artifact import fingerprint
 from pipeline import lossy
-from pipeline.config import Stage
+from pipeline.choices import Stage
 from pipeline.context import Context
 from pipeline.hardware import machine
 from pipeline.statistics import median_interval

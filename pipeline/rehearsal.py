@@ -20,8 +20,8 @@ from data.hidden import Hidden
 from data.responses import Response
 from data.states import States
 from pipeline import coding
+from pipeline.choices import Coding
 from pipeline.coding import Parts, kept_states
-from pipeline.config import Coding
 from pipeline.context import Context
 from pipeline.teacher import decoded, known
 from speculative import pack

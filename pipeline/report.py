@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline import card, drafters_page, figures, lossy, page, record, tables
 from pipeline.calibrate import suffix
-from pipeline.config import Stage
+from pipeline.choices import Stage
 from pipeline.context import Context
 from pipeline.proposer import words
 from pipeline.tracking import Run

@@ -4,7 +4,8 @@ Nothing is run here, and nothing is known of results: whether one is there, the 
 """
 
 from pipeline import existing
-from pipeline.config import Config, Stage
+from pipeline.choices import Stage
+from pipeline.config import Config
 
 PARENTS: dict[Stage, tuple[Stage, ...]] = {
     Stage.corpus: (),

@@ -5,7 +5,8 @@ One number between 0 and 1 for each step multiplies all rates. It knows no optim
 
 import math
 
-from pipeline.config import Optimizer, Schedule
+from pipeline.choices import Schedule
+from pipeline.config import Optimizer
 
 
 def share_of_rate(step: int, steps: int, config: Optimizer) -> float:

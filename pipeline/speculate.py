@@ -19,7 +19,7 @@ from data.responses import Response, read_shards
 from pipeline import draft as drafts
 from pipeline import heads, held_out, lossless, lossy, plan, price, proposer, race, ready, trainer, trees
 from pipeline.calibrate import costs_of, sampling_of, suffix, tree_costs_of
-from pipeline.config import Drafting, Stage
+from pipeline.choices import Drafting, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.expand import expand

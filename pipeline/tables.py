@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pipeline import comparison, lossy
 from pipeline.calibrate import costs_of
-from pipeline.config import Stage
+from pipeline.choices import Stage
 from pipeline.context import Context
 from pipeline.proposer import words
 from speculative.cost import Costs

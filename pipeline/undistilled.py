@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from data.responses import read_shards
 from pipeline import draft as drafts
 from pipeline import existing, heads, narrow
+from pipeline.choices import Drafting, Stage
 from pipeline.config import Draft as DraftConfig
-from pipeline.config import Drafting, Stage
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.generate import eos_token_ids

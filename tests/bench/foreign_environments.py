@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.artifact import file_hash, fingerprint
 from pipeline import gguf_model, gguf_vocabulary
-from pipeline.config import GgufType
+from pipeline.choices import GgufType
 
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 RECORDS = ("gate.json", "provenance.json")  # of an export; another run of the same draft writes others

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from pipeline.config import Precision, Target
+from pipeline.choices import Precision
+from pipeline.config import Target
 from pipeline.hardware import dtype_of
 from pipeline.target import TargetFiles, resolve
 

@@ -29,8 +29,9 @@ from data.batching import LengthGroupedBatches, collate
 from data.logit_cache import LogitCache
 from data.shards import Seal
 from data.topk import TopK
+from pipeline.choices import Method
 from pipeline.config import Draft as DraftConfig
-from pipeline.config import Method, Objective, Optimizer
+from pipeline.config import Objective, Optimizer
 from pipeline.draft import build
 from pipeline.generate import prompt_ids
 from pipeline.hardware import machine

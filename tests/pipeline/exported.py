@@ -20,7 +20,8 @@ from data.artifact import fingerprint, folder_hash
 from data.responses import Request, Response, write_shard
 from pipeline import draft as drafts
 from pipeline import parity, stock_reader
-from pipeline.config import Config, Export, Stage, Target
+from pipeline.choices import Stage
+from pipeline.config import Config, Export, Target
 from pipeline.config import Draft as DraftConfig
 from pipeline.context import Artifact, Context
 from pipeline.target import TargetFiles

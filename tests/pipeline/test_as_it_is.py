@@ -14,7 +14,8 @@ import speculative
 from data.responses import read_shards
 from pipeline import draft as drafts
 from pipeline import existing, held_out, speculate, tiny
-from pipeline.config import Config, Draft, Stage
+from pipeline.choices import Stage
+from pipeline.config import Config, Draft
 from pipeline.errors import PipelineError
 from pipeline.route import ancestors
 from pipeline.undistilled import draft_identity

@@ -20,8 +20,9 @@ from pipeline import config as settings
 from pipeline import logits, rehearsal, teacher, tiny
 from pipeline.check import check
 from pipeline.choice import candidates
+from pipeline.choices import Divergence, Stage
 from pipeline.coding import estimate, parts
-from pipeline.config import Codec, Config, Divergence, Logits, Objective, Stage
+from pipeline.config import Codec, Config, Logits, Objective
 from pipeline.errors import PipelineError
 from pipeline.losses import forward_kl, support
 from pipeline.objective import values

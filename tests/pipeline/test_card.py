@@ -9,7 +9,8 @@ import yaml
 
 from pipeline import card, serve
 from pipeline.card import Excluded
-from pipeline.config import Export, Format, Stage
+from pipeline.choices import Format, Stage
+from pipeline.config import Export
 from pipeline.engine_rules import DOCUMENTED, Verdict
 from pipeline.expand import Bound
 from pipeline.target import TargetFiles

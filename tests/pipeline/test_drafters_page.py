@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pipeline import comparison, drafters_page, page, record, report
-from pipeline.config import Stage
+from pipeline.choices import Stage
 from speculative.metrics import Acceptance
 from tests.pipeline.exported import finished
 

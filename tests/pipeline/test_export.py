@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, PreT
 from data.artifact import MANIFEST
 from pipeline import draft as drafts
 from pipeline import export, parity, stock_reader, tiny
+from pipeline.choices import Format, GgufType, Stage
 from pipeline.config import Draft as DraftConfig
-from pipeline.config import Format, GgufType, Stage
 from pipeline.errors import PipelineError
 from tests.pipeline.exported import KEPT, Child, finished, in_this_process, model_of, responses, stage_folder
 

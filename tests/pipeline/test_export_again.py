@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from data.artifact import MANIFEST, fingerprint
 from pipeline import export, registry
-from pipeline.config import Stage
+from pipeline.choices import Stage
 from pipeline.errors import PipelineError
 from tests.pipeline.exported import Child, finished, in_this_process, stage_folder
 

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline import draft as drafts
 from pipeline import export, gate, held_out
+from pipeline.choices import Format, Stage
 from pipeline.config import Draft as DraftConfig
-from pipeline.config import Export, Format, Stage
+from pipeline.config import Export
 from pipeline.errors import PipelineError
 from speculative import Draft, Sampling
 from tests.pipeline.exported import MEASURED, Child, config_of, finished, in_this_process, model_of, responses, stage_folder

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pipeline import gate
 from pipeline.check import FEWEST_PROMPTS, check
-from pipeline.config import Config, Decoding, Export, Stage, Target
+from pipeline.choices import Stage
+from pipeline.config import Config, Decoding, Export, Target
 from pipeline.errors import PipelineError
 from pipeline.statistics import FEWEST
 from tests.pipeline.exported import MEASURED, config_of

@@ -11,7 +11,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 from pipeline import gguf_model, gguf_vocabulary
-from pipeline.config import Format, GgufType, Stage
+from pipeline.choices import Format, GgufType, Stage
 from pipeline.errors import PipelineError
 from pipeline.gguf_vocabulary import CASELESS, TAIL, build, incompatibility, padded, read
 from pipeline.tiny import byte_tokenizer

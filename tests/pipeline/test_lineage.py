@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import lineage, tracking
-from pipeline.config import Config, Corpus, Source, Stage, Tracking
+from pipeline.choices import Source, Stage
+from pipeline.config import Config, Corpus, Tracking
 from pipeline.context import Artifact, Context
 from pipeline.lineage import Model
 from tests.pipeline.conftest import SMOKE, only

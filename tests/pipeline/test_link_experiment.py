@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from pipeline import flow
 from pipeline.check import check
-from pipeline.config import Stage
+from pipeline.choices import Stage
 from pipeline.context import Context
 from tests.pipeline.conftest import SMOKE
 from tests.pipeline.test_config import CONF, composed

@@ -27,7 +27,8 @@ from pipeline import (
     tables,
 )
 from pipeline.check import check
-from pipeline.config import Decoding, Export, Stage, Verification
+from pipeline.choices import Stage, Verification
+from pipeline.config import Decoding, Export
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.heads import build

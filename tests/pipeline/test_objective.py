@@ -7,7 +7,8 @@ import torch
 
 from data.targets import SparseTargets
 from pipeline import losses
-from pipeline.config import Divergence, Objective
+from pipeline.choices import Divergence
+from pipeline.config import Objective
 from pipeline.errors import PipelineError
 from pipeline.losses import cross_entropy, support, weighted_mean
 from pipeline.objective import values

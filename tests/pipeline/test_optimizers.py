@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pipeline import optimizers
-from pipeline.config import Method
+from pipeline.choices import Method
 from pipeline.config import Optimizer as OptimizerConfig
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from pipeline import export, registry, tracking
 from pipeline.check import check
-from pipeline.config import Config, Export, Stage, Target, Tracking, Verification
+from pipeline.choices import Stage, Verification
+from pipeline.config import Config, Export, Target, Tracking
 from pipeline.errors import PipelineError
 from pipeline.registry import ALIAS, CONDITIONS, SPEEDS, beats
 from tests.pipeline.exported import Child, finished, in_this_process, stage_folder

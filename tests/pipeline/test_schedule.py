@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipeline.config import Optimizer, Schedule
+from pipeline.choices import Schedule
+from pipeline.config import Optimizer
 from pipeline.schedule import share_of_rate
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.config import Config, Stage
+from pipeline.choices import Stage
+from pipeline.config import Config
 from pipeline.flow import MODULES
 from tests.pipeline.conftest import SMOKE, STAGES, digest, only, start
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from data.responses import Request, Response, batches, write_shard
 from pipeline import calibrate, contestants, plan, trees
-from pipeline.config import Decoding, Stage
+from pipeline.choices import Stage
+from pipeline.config import Decoding
 from pipeline.errors import PipelineError
 from pipeline.held_out import HeldOut
 from pipeline.spread import spread

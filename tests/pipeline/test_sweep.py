@@ -15,7 +15,8 @@ from filelock import FileLock
 from hydra.experimental.callback import Callback
 
 from pipeline import flow, tracking
-from pipeline.config import Stage, Tracking
+from pipeline.choices import Stage
+from pipeline.config import Tracking
 from tests.pipeline.conftest import SMOKE, begin, forked, start, wait_for
 from tests.pipeline.stores import place
 from tests.pipeline.test_tracking import runs_of

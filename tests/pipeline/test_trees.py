@@ -12,7 +12,8 @@ from data.responses import Request, Response
 from pipeline import calibrate, race, speculate, trees
 from pipeline import check as checks
 from pipeline.check import check
-from pipeline.config import Decoding, Stage
+from pipeline.choices import Stage
+from pipeline.config import Decoding
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.heads import build
