@@ -11,6 +11,7 @@ from torch import Tensor
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _RESOLUTION = 48  # bits: fine enough for any vocabulary, and u · total stays below the total after rounding
+_BLOCK = 256  # ids that are summed together
 _CELLS = 1 << 22  # float64 cells of running sums held at once
 
 
@@ -24,12 +25,12 @@ def uniforms(seed: int, key: int, positions: int, count: int) -> Tensor:
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """Ids (N, m) with chance ∝ ``weights`` (N, V) ≥ 0, with replacement; a row without any weight gives id 0."""
-    chunk = max(1, _CELLS // weights.shape[1])
+    chunk = max(1, _CELLS // (_BLOCK * uniform.shape[1] + weights.shape[1] // _BLOCK + 1))
     return torch.cat([_draw(w, u) for w, u in zip(weights.split(chunk), uniform.split(chunk), strict=True)])
 
 
 def from_tail(rest: Tensor, log_probs: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids (N, m) drawn from the tail ``rest`` (N, V), and their ``log_probs`` of (N, V).
+    """Ids (N, m) drawn from the tail ``rest`` (N, V), in any unit, and their ``log_probs`` of (N, V).
 
     A row whose tail is empty draws id 0: with −inf it gets no weight.
     """
@@ -43,10 +44,18 @@ def weights(found: Tensor, log_tail: Tensor) -> Tensor:
 
 
 def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    running = weights.double().cumsum(-1)
-    total = running[:, -1:]
-    ids = torch.searchsorted(running, uniform.to(weights.device) * total, right=True)
-    return torch.where(total > 0, ids, 0)
+    """The same in two steps, a block of ids and then an id in it: only blocks that are drawn are summed id by id."""
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    sums = blocks.sum(-1, dtype=torch.float64)
+    running = sums.cumsum(-1)
+    point = uniform.to(weights.device) * running[:, -1:]
+    block = torch.searchsorted(running, point, right=True).clamp(max=blocks.shape[1] - 1)
+    inside = blocks[torch.arange(len(blocks), device=block.device)[:, None], block].double().cumsum(-1)
+    before = running.gather(1, block) - sums.gather(1, block)
+    # Rounded sums may put the point a hair outside its block, onto an id without weight.
+    end = torch.nextafter(inside[..., -1], torch.zeros_like(point))
+    place = torch.searchsorted(inside, (point - before).clamp(min=0).minimum(end)[..., None], right=True)[..., 0]
+    return torch.where(running[:, -1:] > 0, block * _BLOCK + place, 0)
 
 
 _MASK = (1 << 64) - 1

@@ -13,6 +13,23 @@ from torch import Tensor
 from data import draws, packing, rounding
 from data.targets import SparseTargets
 
+BLOCK = 64  # ids searched together
+TOGETHER = 32  # positions whose distributions are in the processor's cache at once
+
+
+def largest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest values (N, k) of each row and their ids (N, k), the largest first.
+
+    They lie in the k blocks with the largest maxima, so a large vocabulary is searched for blocks and these for ids.
+    """
+    blocks, rest = divmod(logits.shape[1], BLOCK)
+    if rest or k > blocks // 4:
+        return logits.topk(k, dim=-1)
+    tall = logits.unflatten(1, (blocks, BLOCK))
+    chosen = tall.amax(-1).topk(k, dim=-1).indices
+    values, places = tall.gather(1, chosen[:, :, None].expand(-1, -1, BLOCK)).flatten(1).topk(k, dim=-1)
+    return values, chosen.gather(1, places // BLOCK) * BLOCK + places % BLOCK
+
 
 @dataclass(frozen=True)
 class TopK:
@@ -25,22 +42,26 @@ class TopK:
 
     def encode(self, logits: Tensor, key: int) -> dict[str, Tensor]:
         """Tensors to store for the (N, V) logits of one row, whose random draws are named by ``key``."""
-        vocabulary = logits.shape[-1]
-        logits = logits.float()
-        log_normalizer = logits.logsumexp(-1)
-        values, ids = logits.topk(min(self.top_k, vocabulary), dim=-1)
-        log_probs = values - log_normalizer[:, None]
-        mass = log_probs.double().exp().sum(-1)
-        every = logits - log_normalizer[:, None]
-        stored = {
-            "log_tail": (1 - mass).clamp(min=1e-12).log().float(),
-            "entropy": -torch.where(every > -math.inf, every.exp() * every, 0.0).sum(-1),
-        }
-        if self._drawn(vocabulary):
-            uniforms = draws.uniforms(self.seed, key, len(logits), self.tail_samples)
-            drawn, found = draws.from_tail(every.exp().scatter(1, ids, 0.0), every, uniforms)
-            ids, log_probs = torch.cat([ids, drawn], 1), torch.cat([log_probs, found], 1)
+        vocabulary, uniforms = logits.shape[-1], draws.uniforms(self.seed, key, len(logits), self._drawn(logits.shape[-1]))
+        parts = [self._encode(*part) for part in zip(logits.split(TOGETHER), uniforms.split(TOGETHER), strict=True)]
+        ids, log_probs, log_tail, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
+        stored = {"log_tail": log_tail, "entropy": entropy}
         return stored | packing.pack(ids, vocabulary) | {"log_probs": rounding.rounded(log_probs, self.bits)}
+
+    def _encode(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Ids and log-probabilities (N, k + m), the log of the mass beyond the best, and the entropy, (N,) each."""
+        values, ids = largest(logits, min(self.top_k, logits.shape[-1]))
+        # e^-1000 is 0 as e^-inf is, and 0 times it no NaN.
+        shifted = (logits.float() - values[:, :1].float()).clamp_(min=-1000)
+        weights = shifted.exp()
+        log_total = weights.sum(-1).log()
+        entropy = log_total - torch.linalg.vecdot(weights, shifted) / log_total.exp()
+        log_probs = values.float() - values[:, :1].float() - log_total[:, None]
+        log_tail = (1 - log_probs.double().exp().sum(-1)).clamp(min=1e-12).log().float()
+        if uniforms.shape[1]:
+            drawn, found = draws.from_tail(weights.scatter_(1, ids, 0.0), shifted, uniforms)
+            ids, log_probs = torch.cat([ids, drawn], 1), torch.cat([log_probs, found - log_total[:, None]], 1)
+        return ids, log_probs, log_tail, entropy
 
     def decode(self, stored: dict[str, Tensor], vocabulary: int) -> SparseTargets:
         """What the tensors of N positions say."""

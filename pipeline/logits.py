@@ -31,7 +31,7 @@ from pipeline.errors import PipelineError
 from pipeline.teacher import Teacher, Work, check_plain_head, head_of
 from pipeline.tracking import Run
 
-FORMAT = 5
+FORMAT = 6
 CHOICE = "codec.json"  # what codec=auto settled on
 SAMPLE = 8  # held-out rows kept dense to measure fidelity
 NAMED = 40  # bad shards that a message names; it must end with the remedy on a screen
