@@ -76,8 +76,8 @@ def test_the_document_column_names_the_source(tmp_path):
         (None, None),
     ],
 )
-def test_first_user_turn(value, expected):
-    assert sources.first_user_turn(value) == expected
+def test_first_turn(value, expected):
+    assert sources.first_turn(value) == expected
 
 
 def test_chat_turns_in_a_file(tmp_path):
