@@ -113,7 +113,7 @@ def _look_ahead(context: Context) -> None:
     """Refuse what would fail only after hours."""
     check(context.config)
     if context.config.draft.path is not None:
-        existing.look_ahead(context.config, context.target.tokenizer())
+        existing.look_ahead(context.config, context.target.tokenizer(), context.target.fingerprint)
     if Stage.export in context.config.stages:
         export.look_ahead(context, _foreseen(context, [Stage.export])[Stage.export])
     if Stage.drafters in context.config.stages:
