@@ -127,6 +127,18 @@ def test_clip(text, longest, expected):
     assert len(clip(text, longest)) <= longest
 
 
+def test_the_code_itself_answers_the_request_to_write_it(tmp_path):
+    inner = 'class Pile:\n    """A pile of things to take from."""\n\n    def take(self):\n        """Take the uppermost thing."""\n        return 1\n'
+    folder = library(tmp_path, {"pile.py": f"import os\n\n{inner}"})
+    prompts, _ = standard_library.read(folder, responses=True)
+    answers = {p.response for p in prompts if p.kind == "write"}
+    method = 'def take(self):\n    """Take the uppermost thing."""\n    return 1'
+    assert answers == {f"```python\n{inner.rstrip()}\n```", f"```python\n{method}\n```"}
+    assert {p.response for p in prompts if p.kind != "write"} == {None}
+    plain, _ = standard_library.read(folder)
+    assert [(p.id, p.response) for p in plain] == [(p.id, None) for p in prompts]
+
+
 def test_a_missing_library_is_a_corpus_error(tmp_path):
     with pytest.raises(CorpusError, match=r"corpus.source=standard_library.*corpus=dataset"):
         standard_library.read(tmp_path / "none")
