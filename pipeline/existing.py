@@ -16,7 +16,7 @@ from data.artifact import MANIFEST, file_hash, fingerprint
 from pipeline.choices import Stage
 from pipeline.config import Config
 from pipeline.errors import PipelineError
-from pipeline.target import hub_folder, is_hub_name
+from pipeline.target import TargetFiles, hub_folder, is_hub_name
 from speculative import Draft, shared_draft
 from speculative.vocabulary import first_difference
 
@@ -36,7 +36,7 @@ def settled(config: Config) -> Config:
     return replace(config, draft=replace(config.draft, **WHOLE), generate=replace(config.generate, keep_states=False))
 
 
-def look_ahead(config: Config, target_tokenizer: PreTrainedTokenizerBase, target: str) -> None:
+def look_ahead(config: Config, target: TargetFiles) -> None:
     """Refuse a ``draft.path`` that is no model, or none that could be trained, without loading it.
 
     Raises:
@@ -44,11 +44,11 @@ def look_ahead(config: Config, target_tokenizer: PreTrainedTokenizerBase, target
     """
     path = str(config.draft.path)
     if distilled(path):
-        _check_target(path, target)
+        _check_target(path, target.fingerprint)
     elif as_it_is(config):
         _tokenizer(path, located(path))
     else:
-        find(path, target_tokenizer)
+        find(path, target.tokenizer())
 
 
 def distilled(path: str) -> bool:

@@ -175,7 +175,7 @@ def test_a_distilled_draft_of_another_target_is_refused(work, refused):
         (("regime=seeds", "regime.share=0"), "regime.share=0.0: give a share above 0 and up to 1"),
         (("regime=corpus", "corpus=dataset", "corpus.path=p.jsonl"), "corpus.response_column=null: regime=corpus learns from"),
         (("regime=rollouts",), "regime.kind=rollouts: only a draft that has learnt something"),
-        (("regime=rollouts", "draft.path=d", "regime.share=1"), "regime.share=1.0: give a share below 1"),
+        (("regime=rollouts", "draft.path=d", "regime.share=1"), "regime.share=1.0: give a share of the batches below 1"),
         (("regime=rollouts", "draft.path=d", "regime.length=0"), "regime.length=0: give a number above 0"),
         (("regime=rollouts", "draft.path=d", "objective=cross_entropy"), "objective.divergence=cross_entropy (hard_weight=0)"),
         (("regime=rollouts", "draft.path=d", "objective.hard_weight=0.5"), "objective.divergence=forward_kl (hard_weight=0.5)"),
