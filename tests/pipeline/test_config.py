@@ -29,7 +29,13 @@ def composed(*overrides: str) -> Config:
 def required(group: str, option: str) -> list[str]:
     """Values for the keys that only the user knows, and the codec that a loss needs."""
     needs = ["codec=hidden"]
-    values = {"dataset": ["corpus.path=x"], "existing": ["draft.path=x"], "reverse_kl": needs, "medusa": needs}
+    values = {
+        "dataset": ["corpus.path=x"],
+        "existing": ["draft.path=x"],
+        "rollouts": ["draft.path=x"],
+        "reverse_kl": needs,
+        "medusa": needs,
+    }
     return values.get(option, [])
 
 
