@@ -233,11 +233,11 @@ def test_the_ablation_has_nine_children_or_more():
         hydra = compose("config", ["+experiment=ablation"], return_hydra_config=True).hydra
     assert hydra.mode.name == "MULTIRUN"
     grid = OmegaConf.to_container(hydra.sweeper.params)
-    objectives, shares = grid["objective"].split(","), re.findall(r"\[[^]]*\]", grid["generate.shares"])
-    assert len(objectives) * len(shares) >= 9
+    objectives, regimes = grid["objective"].split(","), grid["regime"].split(",")
+    assert len(objectives) * len(regimes) >= 9
     for objective in objectives:
-        for share in shares:
-            check(composed("+experiment=ablation", f"objective={objective}", f"generate.shares={share}"))
+        for regime in regimes:
+            check(composed("+experiment=ablation", f"objective={objective}", f"regime={regime}"))
 
 
 @pytest.mark.parametrize("override", ["draft.path=x", "draft.layers=[]"])
