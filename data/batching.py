@@ -5,12 +5,13 @@ seen. Padding is to the right: a causal model never looks at it, and no loss is 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from data.branches import Branched, beside
 from data.logit_cache import Row
 from data.targets import Targets, concatenate
 
@@ -19,19 +20,29 @@ from data.targets import Targets, concatenate
 class Batch:
     """``tokens`` (B, T) right-padded; ``predicts`` (B, T) marks positions whose next token is a response token.
 
-    ``targets`` are the distributions at the marked positions, in row-major order.
+    ``targets`` are the distributions at the marked positions, in row-major order. Of rows with branches, ``branched`` is
+    their layout, ``predicts`` marks their tokens, whose successors nobody wrote, and ``weights`` (N,) is how likely decoding
+    gets there.
     """
 
     tokens: Tensor
     predicts: Tensor
     targets: Targets
+    branched: Branched | None = None
+    weights: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(self.tokens.to(device), self.predicts.to(device), self.targets.to(device))
+        moved = Batch(self.tokens.to(device), self.predicts.to(device), self.targets.to(device))
+        if self.branched is None:
+            return moved
+        layout = Branched(moved.tokens, self.branched.positions.to(device), self.branched.cuts.to(device))
+        return replace(moved, branched=layout, weights=self.weights.to(device))
 
 
 def collate(rows: Sequence[Row]) -> Batch:
     """Pad rows to the longest and mark where each token of a response is predicted: one position earlier."""
+    if rows[0].cuts is not None:
+        return _collate_branches(rows)
     width = max(len(row.tokens) for row in rows)
     tokens = torch.zeros(len(rows), width, dtype=torch.long)
     predicts = torch.zeros(len(rows), width, dtype=torch.bool)
@@ -39,6 +50,18 @@ def collate(rows: Sequence[Row]) -> Batch:
         tokens[place, : len(row.tokens)] = row.tokens
         predicts[place, row.start - 1 : len(row.tokens) - 1] = True
     return Batch(tokens, predicts, concatenate([row.targets for row in rows]))
+
+
+def _collate_branches(rows: Sequence[Row]) -> Batch:
+    trunks = [row.tokens[: row.start].tolist() for row in rows]
+    branches = []
+    for row in rows:
+        cuts, counts = row.cuts.unique_consecutive(return_counts=True)
+        parts = row.tokens[row.start :].split(counts.tolist())
+        branches.append([(cut, part.tolist()) for cut, part in zip(cuts.tolist(), parts, strict=True)])
+    layout = beside(trunks, branches)
+    weights = torch.cat([row.survival for row in rows]).float()
+    return Batch(layout.tokens, layout.cuts >= 0, concatenate([row.targets for row in rows]), layout, weights)
 
 
 class LengthGroupedBatches(Sampler[list[int]]):
@@ -74,3 +97,27 @@ class LengthGroupedBatches(Sampler[list[int]]):
             batches += [rows[i : i + self.size] for i in range(0, len(rows), self.size)]
         mixed = torch.randperm(len(batches), generator=generator).tolist()
         return [batches[i] for i in mixed]
+
+
+class Mixed(Sampler[list[int]]):
+    """Batches of two samplers over one row of data sets: a ``share`` of them, evenly spread, from ``second``.
+
+    Rows of ``second`` are counted from ``first_rows``, the number of rows of the first. Both are read from their beginning,
+    so a start is a number of batches here.
+    """
+
+    def __init__(
+        self, first: LengthGroupedBatches, second: LengthGroupedBatches, first_rows: int, share: float, start: int = 0
+    ) -> None:
+        self.first, self.second, self.first_rows, self.share, self.start = first, second, first_rows, share, start
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first, second = iter(self.first), iter(self.second)
+        for step in range(len(self)):
+            turn = int((step + 1) * self.share) > int(step * self.share)
+            batch = [self.first_rows + row for row in next(second)] if turn else next(first)
+            if step >= self.start:
+                yield batch

@@ -17,16 +17,23 @@ from data.shards import FLAT, DamagedShardError, check_sum, open_shard, save_sea
 from data.targets import Targets
 from data.topmass import TopMass
 
+BRANCHES = ("cuts", "survival")  # tensors of a shard of branches, which stand beside what the codec stores
 OPEN = 8  # shards mapped at once: pages of a mapped file count as resident memory
 
 
 @dataclass(frozen=True)
 class Row:
-    """One prompt and response: ``tokens`` (T,), the response starts at ``start``; ``targets`` of its T − start tokens."""
+    """One prompt and response: ``tokens`` (T,), the response starts at ``start``; ``targets`` of its T − start tokens.
+
+    Where what starts there are branches (see ``data.branches``), ``cuts`` (T − start,) says where each token's left the
+    trunk, ``targets`` are of what follows each, and ``survival`` (T − start,) is the chance that it comes to that.
+    """
 
     tokens: Tensor
     start: int
     targets: Targets
+    cuts: Tensor | None = None
+    survival: Tensor | None = None
 
 
 def write_head(folder: Path, cache: str, weight: Tensor, bias: Tensor | None) -> None:
@@ -104,7 +111,9 @@ class LogitCache:
             for name in shard.keys()  # noqa: SIM118
             if name not in ("tokens", "lengths", "starts")
         }
-        return Row(shard.get_slice("tokens")[token : token + length].long(), start, self._decode(stored))
+        cuts, survival = (stored.pop(name, None) for name in BRANCHES)
+        tokens = shard.get_slice("tokens")[token : token + length].long()
+        return Row(tokens, start, self._decode(stored), None if cuts is None else cuts.long(), survival)
 
     def states(self, index: int) -> tuple[Tensor, Tensor]:
         """Ids (N,) of the response of a row, and the states (N, d), float32, that the target's head read for each.

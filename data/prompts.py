@@ -15,12 +15,13 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One user turn; ``kind`` is the slice that results are reported by."""
+    """One user turn; ``kind`` is the slice that results are reported by, ``response`` an answer that came with it."""
 
     id: str
     source: str
     kind: str
     text: str
+    response: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,6 @@ class Corpus:
     counts: dict[str, int]
 
 
-def prompt(source: str, kind: str, text: str) -> Prompt:
+def prompt(source: str, kind: str, text: str, response: str | None = None) -> Prompt:
     """A prompt with its id: the first 16 hex digits of a SHA-256 over source, kind and text."""
-    return Prompt(fingerprint([source, kind, text]), source, kind, text)
+    return Prompt(fingerprint([source, kind, text]), source, kind, text, response)

@@ -46,8 +46,11 @@ class Seal:
         return place | {"codec": describe(self.codec), "vocabulary": str(self.vocabulary)}
 
 
-def write_shard(folder: Path, rows: list[tuple[list[int], int]], targets: dict[str, Tensor], seal: Seal) -> None:
-    """Write rows of (tokens, response start) with their concatenated encoded ``targets`` atomically; the seal names the ids.
+def write_shard(
+    folder: Path, rows: list[tuple[list[int], int]], targets: dict[str, Tensor], seal: Seal, more: dict[str, str] | None = None
+) -> None:
+    """Write rows of (tokens, response start) with their concatenated encoded ``targets`` atomically; the seal names the ids,
+    and says what is ``more`` to say.
 
     Raises:
         ValueError: there is not one target for each response token.
@@ -55,7 +58,7 @@ def write_shard(folder: Path, rows: list[tuple[list[int], int]], targets: dict[s
     positions = sum(len(tokens) - start for tokens, start in rows)
     if any(len(tensor) != positions for name, tensor in targets.items() if not name.startswith(FLAT)):
         raise ValueError("a shard needs one target for each response token")
-    save_sealed(folder / seal.file, _ids(rows) | targets, seal.metadata | {"ids": hash_of_ids(rows)})
+    save_sealed(folder / seal.file, _ids(rows) | targets, seal.metadata | {"ids": hash_of_ids(rows)} | (more or {}))
 
 
 def hash_of_ids(rows: list[tuple[list[int], int]]) -> str:

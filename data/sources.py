@@ -30,7 +30,12 @@ _FIX = "give a JSONL, Parquet or text file, a folder of them, or a Hugging Face 
 
 
 def read(
-    path: str, *, column: str = "prompt", document_column: str | None = None, split: str = "train"
+    path: str,
+    *,
+    column: str = "prompt",
+    document_column: str | None = None,
+    response_column: str | None = None,
+    split: str = "train",
 ) -> tuple[list[Prompt], dict[str, int]]:
     """All prompts of a file, folder or dataset, in the order of files and rows, and counts of prompts.
 
@@ -39,13 +44,15 @@ def read(
         column: column that holds the prompt; a list of chat turns counts as its first user turn. A text file has no
             columns: each line is a prompt.
         document_column: column that says which rows belong together; None, or a null in a row, makes the row its own.
+        response_column: column that holds the answer, for prompts that come with one; of a list of chat turns the
+            first of the assistant.
         split: split of a Hugging Face dataset; files have none.
     """
     prompts: list[Prompt] = []
     counts: Counter[str] = Counter(read=0, kept=0)
     for name, is_text, table in _tables(path, split):
         key = "text" if is_text else column
-        wanted = {"corpus.column": key, "corpus.document_column": document_column}
+        wanted = {"corpus.column": key, "corpus.document_column": document_column, "corpus.response_column": response_column}
         for setting, value in wanted.items():
             if value is not None and value not in table.column_names:
                 where = f"{setting}={value} is not a column of {name} (corpus.path={path})"
@@ -53,13 +60,14 @@ def read(
         columns = [value for value in dict.fromkeys(wanted.values()) if value is not None]
         for number, row in enumerate(table.select_columns(columns), start=1):
             counts["read"] += 1
-            text = first_user_turn(row[key])
+            text = first_turn(row[key])
             if text is None or not text.strip():
                 counts["dropped/empty" if row[key] is None or text is not None else "dropped/not_text"] += 1
                 continue
             document = row[document_column] if document_column else None
             source = f"{name}:{number}" if document is None else str(document)
-            prompts.append(prompt(source, KIND, text.strip()))
+            answer = first_turn(row[response_column], "assistant") if response_column else None
+            prompts.append(prompt(source, KIND, text.strip(), (answer or "").strip() or None))
     if not prompts:
         raise CorpusError(
             f"corpus.column={column} holds no text in the {counts['read']} rows of corpus.path={path}; "
@@ -69,12 +77,12 @@ def read(
     return prompts, dict(counts)
 
 
-def first_user_turn(value: Any) -> str | None:
-    """The text of a prompt: a string, the first of a list of strings, or the first message of role "user"."""
+def first_turn(value: Any, role: str = "user") -> str | None:
+    """A string, the first of a list of strings, or what the first message of a list says in a ``role``."""
     if isinstance(value, list):
         messages = [turn for turn in value if isinstance(turn, dict)]
         if messages:
-            value = next((turn.get("content") for turn in messages if turn.get("role") == "user"), None)
+            value = next((turn.get("content") for turn in messages if turn.get("role") == role), None)
         else:
             value = value[0] if value else ""
     return value if isinstance(value, str) else None

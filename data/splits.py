@@ -54,14 +54,16 @@ def split(
 
 
 def write_split(path: Path, prompts: Sequence[Prompt]) -> None:
-    """Write one split as Parquet with the columns id, source, kind and text; atomicity is the caller's."""
-    rows = [{name: getattr(p, name) for name in _SCHEMA.names} for p in prompts]
-    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), path, compression="zstd")
+    """Write one split as Parquet with the columns id, source, kind and text, and response if there is any; atomicity is
+    the caller's."""
+    schema = _SCHEMA.append(pa.field("response", pa.string())) if any(p.response is not None for p in prompts) else _SCHEMA
+    rows = [{name: getattr(p, name) for name in schema.names} for p in prompts]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")
 
 
 def read_split(path: Path) -> list[Prompt]:
     """The prompts of one split, in their order."""
-    return [Prompt(**row) for row in pq.read_table(path, schema=_SCHEMA).to_pylist()]
+    return [Prompt(**row) for row in pq.read_table(path).to_pylist()]
 
 
 def _assign(sources: set[str], fractions: Mapping[str, float], limits: Mapping[str, int], seed: int) -> dict[str, str]:

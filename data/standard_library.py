@@ -63,14 +63,18 @@ class _Definition:
     noun: str
     signature: str
     doc: str
+    code: str  # all of it
 
 
-def read(folder: Path | None = None, *, max_characters: int = 400) -> tuple[list[Prompt], dict[str, int]]:
+def read(
+    folder: Path | None = None, *, max_characters: int = 400, responses: bool = False
+) -> tuple[list[Prompt], dict[str, int]]:
     """All requests about the modules under ``folder`` (default: the running interpreter's standard library).
 
     Args:
         folder: root of the modules.
         max_characters: documentation is cut to this length at a word; such prompts count as "truncated/long".
+        responses: with each request to write code, the code as it stands in the library.
 
     Returns:
         The prompts in a fixed order, and counts of prompts as in :class:`data.prompts.Corpus`.
@@ -83,7 +87,8 @@ def read(folder: Path | None = None, *, max_characters: int = 400) -> tuple[list
     seen: set[str] = set()
     for path, module in _modules(folder):
         tree = _parse(path)
-        for definition in _definitions(tree.body, module) if tree else ():
+        lines = path.read_text(encoding="utf-8").splitlines() if tree and responses else []
+        for definition in _definitions(tree.body, module, lines) if tree else ():
             counts["read"] += len(REQUESTS)
             if len(definition.doc) < SHORTEST:
                 counts["dropped/short_docstring"] += len(REQUESTS)
@@ -144,19 +149,20 @@ def _parse(path: Path) -> ast.Module | None:
             return None
 
 
-def _definitions(body: list[ast.stmt], module: str, owner: str = "") -> Iterator[_Definition]:
-    """Public documented definitions, those of classes and of ``if`` and ``try`` blocks included."""
+def _definitions(body: list[ast.stmt], module: str, lines: list[str], owner: str = "") -> Iterator[_Definition]:
+    """Public documented definitions, those of classes and of ``if`` and ``try`` blocks included; ``lines`` of the file."""
     for node in body:
         if isinstance(node, ast.If | ast.Try):
             handlers = [n for h in getattr(node, "handlers", ()) for n in h.body]
-            yield from _definitions([*node.body, *handlers, *node.orelse], module, owner)
+            yield from _definitions([*node.body, *handlers, *node.orelse], module, lines, owner)
         elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
             name = f"{owner}{node.name}"
             doc = ast.get_docstring(node)  # cleaned as inspect.cleandoc does
             if doc:
-                yield _Definition(module, name, _noun(node, owner), _signature(node), doc.strip())
+                code = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+                yield _Definition(module, name, _noun(node, owner), _signature(node), doc.strip(), code)
             if isinstance(node, ast.ClassDef):
-                yield from _definitions(node.body, module, f"{name}.")
+                yield from _definitions(node.body, module, lines, f"{name}.")
 
 
 def _noun(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> str:
@@ -190,4 +196,5 @@ def _requests(definition: _Definition, doc: str) -> Iterator[Prompt]:
     source = definition.module.partition(".")[0]
     for kind, wordings in REQUESTS.items():
         choice = int(fingerprint([definition.module, definition.name, kind]), 16) % len(wordings)
-        yield prompt(source, kind, wordings[choice].format(**words))
+        written = f"```python\n{definition.code}\n```" if definition.code and kind == "write" else None
+        yield prompt(source, kind, wordings[choice].format(**words), written)

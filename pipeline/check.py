@@ -12,7 +12,7 @@ from itertools import accumulate
 from operator import mul
 
 from data.serving import refusal
-from pipeline.choices import Coding, Drafting, Schedule, Source, Stage, Verification
+from pipeline.choices import Coding, Divergence, Drafting, Schedule, Source, Stage, Text, Verification
 from pipeline.config import Codec, Config, Corpus, Decoding, Draft, Export, Generate, Logits, Objective, Optimizer, Trainer
 from pipeline.errors import PipelineError
 
@@ -32,6 +32,7 @@ def check(config: Config) -> None:
     require(config.threads is None or config.threads > 0, "threads", config.threads, "give a number above 0, or null")
     _corpus(config.corpus)
     _generate(config.generate)
+    _regime(config)
     _codec(config.codec, config.objective)
     _objective(config.objective)
     _logits(config.logits, config.stages)
@@ -85,6 +86,31 @@ def _generate(generate: Generate) -> None:
     require(all(t >= 0 for t in temperatures), "generate.temperatures", temperatures, "temperatures are ≥ 0")
     divided = len(shares) == len(temperatures) and min(shares) >= 0 and sum(shares) > 0
     require(divided, "generate.shares", shares, "give one share ≥ 0 for each of generate.temperatures")
+
+
+def _regime(config: Config) -> None:
+    regime, draft = config.regime, config.draft
+    kind, divergence = regime.kind.name, config.objective.divergence.name
+    require(0 < regime.share <= 1, "regime.share", regime.share, "give a share above 0 and up to 1")
+    named = config.corpus.source is not Source.dataset or config.corpus.response_column is not None
+    if regime.kind is Text.corpus:
+        require(named, "corpus.response_column", "null", "regime=corpus learns from a column of answers; name it")
+    if regime.kind is not Text.rollouts:
+        return
+    for key in ("starts", "length"):
+        require(getattr(regime, key) > 0, f"regime.{key}", getattr(regime, key), "give a number above 0")
+    require(
+        regime.share < 1, "regime.share", regime.share, "give a share of the batches below 1; the others are the target's text"
+    )
+    model = draft.kind is Drafting.model
+    require(model, "regime.kind", kind, "Medusa heads read the target's states and no text of theirs; give regime=generated")
+    fix = "only a draft that has learnt something continues a text usefully; distil one first and name its folder in draft.path"
+    require(draft.path is not None, "regime.kind", kind, fix)
+    hard = divergence == Divergence.cross_entropy.name or config.objective.hard_weight > 0
+    fix = "nobody wrote what follows a draft's own tokens, so they have no hard labels; choose another, or regime=generated"
+    require(not hard, "objective.divergence", f"{divergence} (hard_weight={config.objective.hard_weight:g})", fix)
+    fix = "positions of rollouts weigh as the draft survives to them; leave it out"
+    require(config.objective.reference is None, "objective.reference", config.objective.reference, fix)
 
 
 def _codec(codec: Codec, objective: Objective) -> None:

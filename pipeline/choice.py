@@ -60,4 +60,4 @@ def candidates(config: Config, model: PreTrainedModel, rows: list[Response]) -> 
 
 
 def _bytes(config: Config, model: PreTrainedModel, rows: list[Response]) -> int:
-    return coding.estimate({"train": coding.parts(config, rows)["train"]}, model, config.codec.batch_size)
+    return coding.estimate({"train": coding.parts(config, rows)["train"]}, model, config)

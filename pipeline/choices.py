@@ -32,6 +32,16 @@ class Precision(Enum):
     bfloat16 = 3
 
 
+class Text(Enum):
+    """What a draft learns from: answers that the target generated, answers that came with the prompts, the target's answers
+    to prompts that it wrote itself, or generated answers that an earlier draft continues here and there."""
+
+    generated = 1
+    corpus = 2
+    seeds = 3
+    rollouts = 4
+
+
 class Coding(Enum):
     """What the logit cache keeps of a distribution; ``auto`` takes the cheapest that is good enough on this text."""
 

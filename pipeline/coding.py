@@ -10,12 +10,13 @@ from data.sampled import Sampled
 from data.states import States
 from data.topk import TopK
 from data.topmass import TopMass
-from pipeline.choices import Coding, Stage
+from pipeline.choices import Coding, Stage, Text
 from pipeline.config import Codec as CodecConfig
 from pipeline.config import Config
 from pipeline.context import Context
 from pipeline.draft import head_is_last
-from pipeline.teacher import head_of
+from pipeline.forward import BLOCK
+from pipeline.teacher import ROLLOUTS, head_of
 
 SPARE_BYTES = 1 << 28  # room that must stay free beside the cache
 Parts = dict[str, tuple[list[Response], Codec]]  # by folder
@@ -44,6 +45,9 @@ def parts(config: Config, rows: list[Response]) -> Parts:
         Coding.dense: (Dense(), Dense()),
     }[codec.kind]
     groups: Parts = {"train": ([r for r in rows if r.request.split == "train"], train)}
+    if config.regime.kind is Text.rollouts:
+        more = config.regime.starts * config.regime.length
+        groups[ROLLOUTS] = ([r for r in groups["train"][0] if r.length + more <= BLOCK], train)
     for temperature in config.generate.temperatures:
         chosen = [r for r in rows if r.request.split == "validation" and r.request.temperature == temperature]
         groups[validation_name(temperature)] = (chosen, held_out)
@@ -56,13 +60,16 @@ def _best(codec: CodecConfig, seed: int) -> TopK | TopMass:
     return TopMass(codec.top_k, codec.top_mass, codec.tail_samples, seed, codec.bits)
 
 
-def estimate(groups: Parts, model: PreTrainedModel, batch_size: int) -> int:
+def estimate(groups: Parts, model: PreTrainedModel, config: Config) -> int:
     """Bytes of the cache on disk."""
     shapes = head_of(model)[0].shape
     total = 0
-    for rows, codec in groups.values():
+    for name, (rows, codec) in groups.items():
         positions, tokens = sum(len(r.tokens) for r in rows), sum(r.length for r in rows)
-        total += size(codec, *shapes, positions, tokens, len(rows), -(-len(rows) // batch_size))
+        if name == ROLLOUTS:
+            positions = sum(min(config.regime.starts, len(r.tokens)) for r in rows) * config.regime.length
+            tokens += positions * 3  # ids, cuts and survival
+        total += size(codec, *shapes, positions, tokens, len(rows), -(-len(rows) // config.codec.batch_size))
     if any(isinstance(codec, Hidden) for _, codec in groups.values()):
         total += sum(tensor.nbytes for tensor in head_of(model) if tensor is not None)  # one copy serves all parts
     return total

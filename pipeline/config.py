@@ -18,6 +18,7 @@ from pipeline.choices import (
     Schedule,
     Source,
     Stage,
+    Text,
     Verification,
 )
 
@@ -33,6 +34,7 @@ class Corpus:
     path: str | None = None
     column: str = "prompt"
     document_column: str | None = None
+    response_column: str | None = None
     train: int = 1700
     validation: int = 48
     test: int = 48
@@ -55,6 +57,14 @@ class Generate:
     max_prompt_tokens: int = 256
     batch_size: int = 128
     keep_states: bool = True
+
+
+@dataclass(frozen=True)
+class Regime:
+    kind: Text = Text.generated
+    share: float = 1.0
+    starts: int = 16
+    length: int = 2
 
 
 @dataclass(frozen=True)
@@ -202,6 +212,7 @@ class Config:
     corpus: Corpus = field(default_factory=Corpus)
     target: Target = field(default_factory=Target)
     generate: Generate = field(default_factory=Generate)
+    regime: Regime = field(default_factory=Regime)
     codec: Codec = field(default_factory=Codec)
     logits: Logits = field(default_factory=Logits)
     draft: Draft = field(default_factory=Draft)

@@ -12,7 +12,7 @@ from data import sources, standard_library
 from data.artifact import atomic, file_hash
 from data.prompts import CorpusError
 from data.splits import split, write_split
-from pipeline.choices import Source
+from pipeline.choices import Source, Text
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.tracking import Run
@@ -22,8 +22,19 @@ FORMAT = 1
 
 def identity(context: Context) -> dict[str, Any]:
     config = context.config.corpus
-    origin = {"python": platform.python_version()} if config.source is Source.standard_library else _files(config.path)
-    return {"corpus": asdict(config) | {"source": config.source.name}, "origin": origin, "seed": context.config.seed}
+    settings = asdict(config) | {"source": config.source.name}
+    if config.response_column is None:
+        del settings["response_column"]
+    if config.source is Source.standard_library:
+        origin = {"python": platform.python_version(), **({"code": True} if _with_code(context) else {})}
+    else:
+        origin = _files(config.path)
+    return {"corpus": settings, "origin": origin, "seed": context.config.seed}
+
+
+def _with_code(context: Context) -> bool:
+    """Whether the library's own code goes with the requests to write it."""
+    return context.config.regime.kind is Text.corpus
 
 
 def _files(path: str | None) -> dict[str, str]:
@@ -38,9 +49,10 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     config = context.config.corpus
     try:
         if config.source is Source.standard_library:
-            prompts, counts = standard_library.read()
+            prompts, counts = standard_library.read(responses=_with_code(context))
         else:
-            prompts, counts = sources.read(config.path or "", column=config.column, document_column=config.document_column)
+            columns = {name: getattr(config, name) for name in ("column", "document_column", "response_column")}
+            prompts, counts = sources.read(config.path or "", **columns)
         limits = {"train": config.train, "validation": config.validation, "test": config.test}
         corpus = split(prompts, limits=limits, seed=context.config.seed, counts=counts)
     except CorpusError as error:

@@ -12,17 +12,17 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from rich.progress import track
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 from transformers import PreTrainedModel
 
 from data import hidden_rows
-from data.batching import LengthGroupedBatches, collate
+from data.batching import LengthGroupedBatches, Mixed, collate
 from data.hidden_rows import HiddenRows
 from data.logit_cache import LogitCache
 from pipeline import existing, outlook, proposer, selection, trainer
-from pipeline.choices import Drafting, Stage
+from pipeline.choices import Drafting, Stage, Text
 from pipeline.coding import validation_name
-from pipeline.config import Trainer as TrainerConfig
+from pipeline.config import Config
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import dtype_of
@@ -31,6 +31,7 @@ from pipeline.head_module import HeadDistillation
 from pipeline.module import CHOICE, Distillation, freeze_embedding
 from pipeline.outlook import Outlook
 from pipeline.proposer import Proposer
+from pipeline.teacher import ROLLOUTS
 from pipeline.tracking import Run
 from pipeline.undistilled import cut_from, draft_identity
 from speculative import Draft
@@ -52,18 +53,19 @@ def identity(context: Context) -> dict[str, Any]:
         "trainer": {key: value for key, value in asdict(config.trainer).items() if key not in shared},
         "precision": str(_precision(context)),
         "seed": _seed(context),
+        **({"regime": {"share": config.regime.share}} if config.regime.kind is Text.rollouts else {}),
     }
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
-    train, texts, validation = _data(context)
+    train, rollouts, texts, validation = _data(context)
     target = context.target.load(torch.float32)
     draft, coverage = cut_from(context, target)
     expected = outlook.foresee(draft, target, context.dtype)
     outlook.show(expected)
     last = folder / "checkpoints" / "last.ckpt"
     start = torch.load(last, weights_only=True, map_location="cpu")["global_step"] if last.is_file() else 0
-    if isinstance(draft, Draft) and start == 0 and context.config.draft.fit_head:
+    if isinstance(draft, Draft) and start == 0 and context.config.draft.fit_head and not _goes_on(context):
         _fit_head(context, draft, target.to(context.dtype), train)
     del target
     config = context.config
@@ -71,7 +73,7 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     module.model.train()
     steps = start
     if start < config.trainer.max_steps:
-        loader = _loader(train, config.trainer, config.trainer.max_steps * config.trainer.accumulate, _seed(context), start)
+        loader = _loader(train, config, config.trainer.max_steps * config.trainer.accumulate, _seed(context), start, rollouts)
         runner = _runner(context, folder, child)
         with trainer.interruptible(runner):
             runner.fit(module, loader, validation, ckpt_path=str(last) if start else None, weights_only=True)
@@ -98,8 +100,15 @@ def _module(
     return Distillation(draft, size, *settings, None if reference is None else selection.load(reference, draft))
 
 
-def _data(context: Context) -> tuple[LogitCache | HiddenRows, dict[str, float], list[DataLoader]]:
-    """Training rows; validation text by name with its temperature, the first above 0 first; and loaders of it."""
+def _goes_on(context: Context) -> bool:
+    """Whether training goes on with a draft that was distilled before, whose head has learnt already."""
+    path = context.config.draft.path
+    return path is not None and existing.distilled(path)
+
+
+def _data(context: Context) -> tuple[LogitCache | HiddenRows, LogitCache | None, dict[str, float], list[DataLoader]]:
+    """Training rows, and those that a draft continues; validation text by name with its temperature, the first above 0
+    first; and loaders of it."""
     temperatures = sorted(context.config.generate.temperatures, key=lambda t: (t == 0, t))
     texts = {validation_name(temperature): temperature for temperature in temperatures}
     cache = context.parent(Stage.logits).folder
@@ -111,17 +120,25 @@ def _data(context: Context) -> tuple[LogitCache | HiddenRows, dict[str, float], 
     if not len(train):
         raise PipelineError(f"corpus.train={context.config.corpus.train}: no training prompt got an answer to learn from")
     size = context.config.codec.batch_size
-    return train, texts, [DataLoader(part, batch_size=size, collate_fn=collated) for part in parts.values()]
+    rollouts = LogitCache(cache / ROLLOUTS, cache.name) if context.config.regime.kind is Text.rollouts else None
+    return train, rollouts, texts, [DataLoader(part, batch_size=size, collate_fn=collated) for part in parts.values()]
 
 
-def _loader(train: LogitCache | HiddenRows, config: TrainerConfig, batches: int, seed: int, start: int = 0) -> DataLoader:
-    """``batches`` batches of training rows less those of the first ``start`` steps."""
-    order = LengthGroupedBatches(train.lengths, config.batch_size, batches, seed, start * config.accumulate)
+def _loader(
+    train: LogitCache | HiddenRows, config: Config, batches: int, seed: int, start: int = 0, rollouts: LogitCache | None = None
+) -> DataLoader:
+    """``batches`` batches of training rows, a share of them of ``rollouts``, less those of the first ``start`` steps."""
+    size, first = config.trainer.batch_size, start * config.trainer.accumulate
+    if rollouts is not None:
+        both = [LengthGroupedBatches(part.lengths, size, batches, seed) for part in (train, rollouts)]
+        order = Mixed(*both, len(train), config.regime.share, first)
+        return DataLoader(ConcatDataset([train, rollouts]), batch_sampler=order, collate_fn=collate)
+    order = LengthGroupedBatches(train.lengths, size, batches, seed, first)
     return DataLoader(train, batch_sampler=order, collate_fn=hidden_rows.collate if isinstance(train, HiddenRows) else collate)
 
 
 def _fit_head(context: Context, draft: Draft, target: PreTrainedModel, train: LogitCache) -> None:
-    sample = _loader(train, context.config.trainer, FIT_BATCHES, _seed(context))
+    sample = _loader(train, context.config, FIT_BATCHES, _seed(context))
     fit_head(draft, target, track(sample, description=f"{'fit the head':<28}", transient=True))
 
 

@@ -22,8 +22,9 @@ from pipeline.comparison import ALL
 from pipeline.config import Drafters
 from pipeline.context import Context
 from pipeline.errors import PipelineError
-from pipeline.generate import eos_token_ids, prompt_ids
+from pipeline.generate import eos_token_ids
 from pipeline.plan import SHORTEST
+from pipeline.requests import prompt_ids
 from pipeline.spread import spread
 from speculative import Sampling
 

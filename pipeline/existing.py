@@ -5,17 +5,18 @@ as it is, a draft with another tokenizer proposes the tokens that both have, whi
 Whether it is distilled further or measured as it is, the stages say: without logits, distil and export nothing trains it.
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from data.artifact import file_hash, fingerprint
+from data.artifact import MANIFEST, file_hash, fingerprint
 from pipeline.choices import Stage
 from pipeline.config import Config
 from pipeline.errors import PipelineError
-from pipeline.target import hub_folder, is_hub_name
+from pipeline.target import TargetFiles, hub_folder, is_hub_name
 from speculative import Draft, shared_draft
 from speculative.vocabulary import first_difference
 
@@ -35,17 +36,35 @@ def settled(config: Config) -> Config:
     return replace(config, draft=replace(config.draft, **WHOLE), generate=replace(config.generate, keep_states=False))
 
 
-def look_ahead(config: Config, target_tokenizer: PreTrainedTokenizerBase) -> None:
+def look_ahead(config: Config, target: TargetFiles) -> None:
     """Refuse a ``draft.path`` that is no model, or none that could be trained, without loading it.
 
     Raises:
         PipelineError: as ``find``; a pair as it is may have two tokenizers.
     """
     path = str(config.draft.path)
-    if as_it_is(config):
+    if distilled(path):
+        _check_target(path, target.fingerprint)
+    elif as_it_is(config):
         _tokenizer(path, located(path))
     else:
-        find(path, target_tokenizer)
+        find(path, target.tokenizer())
+
+
+def distilled(path: str) -> bool:
+    """Whether a draft that the stage distil kept lies at ``draft.path``: it goes on as it is, with its own vocabulary."""
+    return (Path(path).expanduser() / "draft.safetensors").is_file()
+
+
+def _check_target(path: str, target: str) -> None:
+    """Refuse a distilled draft of another target than that with the fingerprint ``target``, if its result folder tells."""
+    manifest = Path(path).expanduser().resolve().parent / MANIFEST
+    theirs = json.loads(manifest.read_text())["identity"].get("target") if manifest.is_file() else target
+    if theirs != target:
+        raise PipelineError(
+            f"draft.path={path}: this draft was distilled from the target {theirs}, this run's is {target}; "
+            "name a draft of this target"
+        )
 
 
 def find(path: str, target_tokenizer: PreTrainedTokenizerBase) -> Path:

@@ -7,7 +7,6 @@ A result whose fingerprint exists is used again; a result that is needed and mis
 import errno
 import json
 import logging
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from pipeline import (
     as_it_is,
     calibrate,
     corpus,
+    described,
     distil,
     drafters,
     existing,
@@ -79,7 +79,7 @@ def execute(
     if existing.as_it_is(config):
         config, params = existing.settled(config), params | {f"draft.{name}": value for name, value in existing.WHOLE.items()}
     context = Context(config, work, output, overrides)
-    tags = {"git_sha": _git_sha(), "machine": str(machine()["cpu"]), "threads": str(machine()["threads"])}
+    tags = {"git_sha": described.git_sha(), "machine": str(machine()["cpu"]), "threads": str(machine()["threads"])}
     if config.logits.dry_run:
         context.artifacts = {stage: _finished(stage, context) for stage in ancestors(list(PARENTS[Stage.logits]), config)}
         with _mendable(context):
@@ -88,13 +88,13 @@ def execute(
     if token is None:
         _look_ahead(context)
     elif (ratio := _done_before(context, token)) is not None:
-        log.info("%s: finished before, skipped", run_name(overrides))
+        log.info("%s: finished before, skipped", described.run_name(overrides))
         return ratio
-    with tracking.execution(config.tracking, work, run_name(overrides), tags, token) as run:
+    with tracking.execution(config.tracking, work, described.run_name(overrides), tags, token) as run:
         loss = lossy.tags(config.decoding) if set(config.stages) & set(DECODING) else {}
         run.tags({"overrides": " ".join(overrides), "output": str(output), **loss})
         run.params(params)
-        run.text(yaml.safe_dump(nested(params), sort_keys=False), "config.yaml")
+        run.text(yaml.safe_dump(described.nested(params), sort_keys=False), "config.yaml")
         if token is not None:
             _look_ahead(context)
         for stage in ancestors(config.stages, config):
@@ -113,7 +113,7 @@ def _look_ahead(context: Context) -> None:
     """Refuse what would fail only after hours."""
     check(context.config)
     if context.config.draft.path is not None:
-        existing.look_ahead(context.config, context.target.tokenizer())
+        existing.look_ahead(context.config, context.target)
     if Stage.export in context.config.stages:
         export.look_ahead(context, _foreseen(context, [Stage.export])[Stage.export])
     if Stage.drafters in context.config.stages:
@@ -151,13 +151,6 @@ def _conclude(context: Context, run: tracking.Run) -> float:
         drafters.publish(context, run)
     tables.show(context, tracking.store_uri(context.config.tracking, context.work))
     return headline.get("speed/ratio", float("nan"))
-
-
-def run_name(overrides: list[str]) -> str:
-    """What sets a run apart from others in a list: its overrides, less those that only say where things lie."""
-    shown = [text.lstrip("+") for text in overrides if not text.startswith(("paths.", "tracking.", "stages=", "hydra."))]
-    shown.sort(key=lambda text: text.startswith("experiment="))  # a list shows the beginning, where runs should differ
-    return " ".join(shown)[:200] or "default"
 
 
 def _reach(stage: Stage, context: Context, run: tracking.Run) -> Artifact:
@@ -281,21 +274,3 @@ def _missing(stage: Stage, identity: dict[str, Any], folder: Path) -> str:
         lines = "\n".join(f"  {line}" for line in differences(identity, found))
         message += f"\nits latest result differs (found → wanted):\n{lines}"
     return f"{message}\nadd {stage.name} to stages, or set these keys back"
-
-
-def _git_sha() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
-def nested(flat: dict[str, object]) -> dict[str, object]:
-    """The tree that dotted keys came from."""
-    tree: dict[str, object] = {}
-    for key, value in flat.items():
-        *parents, leaf = key.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})  # type: ignore[assignment]
-        node[leaf] = value
-    return tree

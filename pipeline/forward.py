@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from data.branches import Branched
 from data.documents import Packed, pack
 from data.responses import Response
+from pipeline.errors import PipelineError
 from speculative.cache import CachedModel, UnsupportedModelError, check_branching
 
 BLOCK = 2048  # tokens
@@ -50,13 +52,33 @@ def _outputs(model: PreTrainedModel, packed: Packed, keep: Tensor, hidden: bool)
     """Logits or states (B, columns, …) at the columns ``keep``."""
     given = {"input_ids": packed.tokens.to(model.device), "use_cache": False}
     if packed.shared:  # else right padding comes after everything that a causal model sees at a kept position
-        mask = packed.mask().to(model.device)
-        if model.config._attn_implementation == "eager":  # it adds its mask, sdpa reads a boolean one
-            mask = torch.where(mask, 0.0, torch.finfo(model.dtype).min).to(model.dtype)
-        given |= {"attention_mask": mask, "position_ids": packed.positions.to(model.device)}
+        given |= seen(model, packed.mask(), packed.positions)
     if hidden:
         return model.base_model(**given).last_hidden_state[:, keep]
     return model(**given, logits_to_keep=keep).logits
+
+
+def seen(model: PreTrainedModel, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    """Arguments that let a token see what ``mask`` (B, 1, T, T) says, and stand where ``positions`` (B, T) says."""
+    mask = mask.to(model.device)
+    if model.config._attn_implementation == "eager":  # it adds its mask, sdpa reads a boolean one
+        mask = torch.where(mask, 0.0, torch.finfo(model.dtype).min).to(model.dtype)
+    return {"attention_mask": mask, "position_ids": positions.to(model.device)}
+
+
+def read_branches(model: PreTrainedModel, layout: Branched, hidden: bool) -> Tensor:
+    """Logits (B, T, V) of rows with branches, or the last ``hidden`` states (B, T, d).
+
+    Raises:
+        PipelineError: a model whose tokens see what stands before them, whatever mask it is given.
+    """
+    if not _reads_positions(model):
+        raise PipelineError(
+            f"regime.kind=rollouts: {model.config.model_type} cannot read several continuations of one text at once; "
+            "give regime=generated"
+        )
+    given = {"input_ids": layout.tokens.to(model.device), "use_cache": False, **seen(model, layout.mask(), layout.positions)}
+    return model.base_model(**given).last_hidden_state if hidden else model(**given).logits
 
 
 def _reads_positions(model: PreTrainedModel) -> bool:

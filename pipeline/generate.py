@@ -1,12 +1,13 @@
 """Stage generate: the target answers every prompt, in batches, at the temperatures of decoding.
 
-Training prompts are answered once, evaluation prompts at every temperature. Each batch is one shard, written when it is
-done, so a killed run goes on with the next; random numbers are keyed by row, so the bytes are the same.
+Each batch is one shard, written when it is done, so a killed run goes on with the next; random numbers are keyed by row, so
+the bytes are the same. Answers that came with the prompts are read by the target and kept as if it had written them; prompts
+that it is to write itself it writes first.
 """
 
 import shutil
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import speculative
 from data.artifact import remove_partial
 from data.responses import Request, Response, batches, read_shards, write_shard
-from data.splits import read_split
 from data.states import states_fault, states_file, write_states
 from pipeline import existing, trainer
-from pipeline.choices import Stage
-from pipeline.config import Generate
+from pipeline.choices import Stage, Text
+from pipeline.config import Generate, Regime
 from pipeline.context import Context
 from pipeline.errors import PipelineError
+from pipeline.forward import forward
+from pipeline.requests import Asked, asked, seed_requests
 from pipeline.tracking import Run
 
 FORMAT = 3
 EVALUATION = ("validation", "test")  # all that is answered where nothing is trained
+SEEDS = "seeds"  # the folder of prompts that the target wrote itself
+SEED_TOKENS = 96  # of such a prompt at most
+CHUNK = 16  # given answers that are read at once
 
 
 def identity(context: Context) -> dict[str, Any]:
@@ -36,29 +41,32 @@ def identity(context: Context) -> dict[str, Any]:
         "system_prompt": context.config.target.system_prompt,
         "generate": asdict(context.config.generate),
         "seed": context.config.seed,
+        **_regime(context.config.regime),
         **({"splits": list(EVALUATION)} if existing.as_it_is(context.config) else {}),
         **context.target.padding,
     }
 
 
+def _regime(regime: Regime) -> dict[str, Any]:
+    """What a regime changes here; rollouts begin behind this stage."""
+    if regime.kind not in (Text.corpus, Text.seeds):
+        return {}
+    return {"regime": {"kind": regime.kind.name, "share": regime.share}}
+
+
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     remove_partial(folder)
     config = context.config.generate
-    tokenizer = context.target.tokenizer()
-    corpus = context.parent(Stage.corpus).folder
-    requests, truncated = _requests(corpus, tokenizer, config, context.config.target.system_prompt)
-    if existing.as_it_is(context.config):  # keys stay, and with them the answers
-        requests = [request for request in requests if request.split in EVALUATION]
-    work = list(enumerate(batches(requests, config.batch_size)))
+    found = _asked(context, folder)
+    work = list(enumerate([*batches(found.requests, config.batch_size), *_read_together(found.given, config.batch_size)]))
     waiting = [(number, batch) for number, batch in work if not _finished(_shard(folder, number), config.keep_states)]
     started = time.perf_counter()
     if waiting:
         model = context.target.load(context.dtype)
-        _check_context(model, requests, config)
+        _check_context(model, [*found.requests, *(response.request for response in found.given)], config)
         if config.keep_states:
             _check_disk(model, sum(len(batch) for _, batch in waiting) * config.max_new_tokens, folder)
-        module = _Generator(model, folder, context, eos_token_ids(model, tokenizer))
-        trainer.predict(context.config.trainer, folder, module, waiting)
+        trainer.predict(context.config.trainer, folder, _Generator(model, folder, context, config), waiting)
     seconds = time.perf_counter() - started
     count = tokens = stopped = 0
     for response in read_shards(folder):
@@ -66,7 +74,9 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
     details = {
         "responses": count,
         "response_tokens": tokens,
-        "prompts_truncated": truncated,
+        "prompts_truncated": found.truncated,
+        "prompts_without_answer": found.dropped,
+        "given_responses": len(found.given),
         "stopped_by_themselves": stopped,
         "shards_written": len(waiting),
         "tokens_per_second": tokens * len(waiting) / max(len(work), 1) / max(seconds, 1e-9),
@@ -81,43 +91,27 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str, system_prompt: str | None) -> list[int]:
-    """The prompt in the target's chat template; plain text where it has none."""
-    if tokenizer.chat_template is None:
-        return tokenizer(text)["input_ids"]
-    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-    messages = [*system, {"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+def _asked(context: Context, folder: Path) -> Asked:
+    """What is to be answered, and what was given; prompts that the target writes itself are written here."""
+    config, tokenizer, corpus = context.config, context.target.tokenizer(), context.parent(Stage.corpus).folder
+    if existing.as_it_is(config):  # keys stay, and with them the answers
+        found = asked(corpus, tokenizer, replace(config, regime=Regime()))
+        return replace(found, requests=[request for request in found.requests if request.split in EVALUATION])
+    if config.regime.kind is not Text.seeds:
+        return asked(corpus, tokenizer, config)
+    place, turn = folder / SEEDS, replace(config.generate, max_new_tokens=SEED_TOKENS, keep_states=False)
+    work = list(enumerate(batches(seed_requests(corpus, tokenizer, config), turn.batch_size)))
+    waiting = [(number, batch) for number, batch in work if not _finished(_shard(place, number), False)]
+    if waiting:
+        module = _Generator(context.target.load(context.dtype), place, context, turn)
+        trainer.predict(config.trainer, folder, module, waiting)
+    return asked(corpus, tokenizer, config, list(read_shards(place)))
 
 
-def _requests(
-    corpus: Path, tokenizer: PreTrainedTokenizerBase, config: Generate, system_prompt: str | None
-) -> tuple[list[Request], int]:
-    requests: list[Request] = []
-    known: dict[int, int] = {}  # one object for equal ids
-    truncated = 0
-    for split in ("train", "validation", "test"):
-        for place, prompt in enumerate(read_split(corpus / f"{split}.parquet")):
-            ids = prompt_ids(tokenizer, prompt.text, system_prompt)
-            if len(ids) > config.max_prompt_tokens:
-                truncated += 1
-                ids = ids[-config.max_prompt_tokens :]
-            shared = tuple(map(known.setdefault, ids, ids))
-            temperatures = [_share(place, config)] if split == "train" else config.temperatures
-            for temperature in temperatures:
-                requests.append(Request(len(requests), split, prompt.id, prompt.kind, temperature, shared))
-    return requests, truncated
-
-
-def _share(place: int, config: Generate) -> float:
-    """The temperature of training prompt number ``place``: shares are met as evenly as whole prompts allow."""
-    total, reached = sum(config.shares), 0.0
-    point = (place * 0.6180339887498949) % 1.0
-    for temperature, share in zip(config.temperatures, config.shares, strict=True):
-        reached += share / total
-        if point < reached:
-            return temperature
-    return config.temperatures[-1]
+def _read_together(given: list[Response], size: int) -> list[list[Response]]:
+    """Batches of answers of similar length, longest first."""
+    ordered = sorted(given, key=lambda response: (-response.length, response.request.key))
+    return [ordered[i : i + size] for i in range(0, len(ordered), size)]
 
 
 def _check_context(model: PreTrainedModel, requests: list[Request], config: Generate) -> None:
@@ -149,15 +143,18 @@ def _finished(shard: Path, with_states: bool) -> bool:
 
 
 class _Generator(trainer.WithTarget):
-    """One batch of requests in, one shard out."""
+    """One batch of requests, or of answers that are given, in, one shard out."""
 
-    def __init__(self, model: PreTrainedModel, folder: Path, context: Context, eos: list[int]) -> None:
+    def __init__(self, model: PreTrainedModel, folder: Path, context: Context, config: Generate) -> None:
         super().__init__(model, partial(context.target.load, context.dtype))
-        self.folder, self.eos = folder, eos
-        self.config, self.seed, self.ids = context.config.generate, context.config.seed, context.target.ids
+        self.folder, self.eos = folder, eos_token_ids(model, context.target.tokenizer())
+        self.config, self.seed, self.ids = config, context.config.seed, context.target.ids
 
-    def predict_step(self, item: tuple[int, list[Request]]) -> int:
+    def predict_step(self, item: tuple[int, list[Request] | list[Response]]) -> int:
         number, batch = item
+        if isinstance(batch[0], Response):
+            self._read(_shard(self.folder, number), batch)
+            return number
         done = speculative.generate(
             self.target,
             None,
@@ -176,3 +173,10 @@ class _Generator(trainer.WithTarget):
         rows = zip(batch, done.tokens, done.stopped, strict=True)
         write_shard(shard, (Response(r, tuple(t), stopped) for r, t, stopped in rows))
         return number
+
+    def _read(self, shard: Path, batch: list[Response]) -> None:
+        if self.config.keep_states:
+            size = CHUNK
+            states = [part for i in range(0, len(batch), size) for part in forward(self.target, batch[i : i + size], True)]
+            write_states(states_file(shard), [response.request.key for response in batch], states)
+        write_shard(shard, batch)

@@ -23,13 +23,15 @@ from data.responses import Response
 from data.shards import Seal, fault
 from pipeline import rehearsal, trainer
 from pipeline.choice import choose
-from pipeline.choices import Coding
+from pipeline.choices import Coding, Text
 from pipeline.coding import SPARE_BYTES, Parts, estimate, kept_states, parts, responses
 from pipeline.config import Codec, Config
 from pipeline.context import Context
 from pipeline.errors import PipelineError
-from pipeline.teacher import Teacher, Work, check_plain_head, head_of
+from pipeline.rollouts import Roller
+from pipeline.teacher import ROLLOUTS, Teacher, Work, check_plain_head, head_of
 from pipeline.tracking import Run
+from pipeline.undistilled import draft_identity, initial
 
 FORMAT = 6
 CHOICE = "codec.json"  # what codec=auto settled on
@@ -55,14 +57,23 @@ def identity(context: Context) -> dict[str, Any]:
         "codec": settings | {"kind": codec.kind.name},
         "seed": context.config.seed if may_draw else None,
         **chosen_for,
+        **_rolled(context.config),
     }
+
+
+def _rolled(config: Config) -> dict[str, Any]:
+    """What shapes the text that a draft continues; how often training meets it shapes nothing here."""
+    if config.regime.kind is not Text.rollouts:
+        return {}
+    regime = {name: getattr(config.regime, name) for name in ("starts", "length")}
+    return {"rollouts": regime | {"draft": draft_identity(config.draft), "seed": config.seed}}
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     remove_partial(folder)
     model, rows, ids = context.target.load(context.dtype), responses(context), context.target.ids
     groups = parts(_settled(context, folder, rows, lambda: model), rows)
-    estimated = estimate(groups, model, context.config.codec.batch_size)
+    estimated = estimate(groups, model, context.config)
     _check_disk(folder, estimated)
     work = _work(context, groups, folder)
     _write(context, folder, model, work, _bad(work, folder))
@@ -75,13 +86,13 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         "bytes": total,
         "bytes_estimated": estimated,
         "bytes_per_position": total / max(positions, 1),
-        "ids": fingerprint([item.metadata["ids"] for item in work]),
+        "ids": fingerprint([item.metadata.get("ids", item.metadata.get("trunks")) for item in work]),
         "codec": describe(groups["train"][1]),
         "train_bytes_per_token": train / max(sum(len(r.tokens) for r in groups["train"][0]), 1),
         "rows": {name: len(rows) for name, (rows, _) in groups.items()},
     }
     metrics = {"logits/bytes_per_position": details["bytes_per_position"], "logits/positions": positions}
-    sample = [r for name, (rows, _) in groups.items() if name != "train" for r in rows][:SAMPLE]
+    sample = [r for name, (rows, _) in groups.items() if name not in ("train", ROLLOUTS) for r in rows][:SAMPLE]
     if sample:
         states = kept_states(context, model)
         details["fidelity"] = asdict(rehearsal.fidelity(model, [groups["train"][1]], sample, states, ids)[0])
@@ -155,8 +166,18 @@ def _write(context: Context, folder: Path, model: PreTrainedModel, work: list[Wo
         write_head(folder, folder.name, *head_of(model, context.target.ids))
     waiting = [item for item in work if item.path in bad]
     if waiting:
-        teacher = Teacher(model, kept_states(context, model), partial(context.target.load, context.dtype))
+        load = partial(context.target.load, context.dtype)
+        teacher = Teacher(
+            model, kept_states(context, model), load, _roller(context) if any(w.rolled for w in waiting) else None
+        )
         trainer.predict(context.config.trainer, folder, teacher, waiting)
+
+
+def _roller(context: Context) -> Roller:
+    regime = context.config.regime
+    draft, _ = initial(context)
+    draft.model.to(context.dtype)
+    return Roller(draft, regime.starts, regime.length, context.config.seed)
 
 
 def _batches(rows: list[Response], count: int) -> list[list[Response]]:

@@ -18,6 +18,7 @@ from data.batching import Batch
 from pipeline import losses, objective, optimizers
 from pipeline.config import Objective, Optimizer
 from pipeline.errors import PipelineError
+from pipeline.forward import seen
 from pipeline.schedule import share_of_rate
 from pipeline.selection import learnable
 from pipeline.validation import HeadTally, Tally
@@ -66,6 +67,8 @@ class Distillation(L.LightningModule):
 
     def written(self, batch: Batch) -> Tensor:
         """Draft ids (N,) of the tokens that follow the marked positions, −1 where the draft lacks them."""
+        if batch.branched is not None:  # nobody wrote what follows
+            return torch.full((len(batch.weights),), -1, device=batch.tokens.device)
         ids = batch.tokens.roll(-1, dims=1)[batch.predicts]
         return ids if self.draft_ids is None else self.draft_ids[ids]
 
@@ -76,13 +79,18 @@ class Distillation(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         log_q, target, written = self.said(batch)
         values = objective.values(self.objective, log_q, target, written)
-        loss = losses.weighted_mean(values, self._weights(batch, target, values))
+        weights = self._weights(batch, target, values)
+        if batch.branched is not None and not bool(weights.any()):  # no round comes to any of these places
+            return 0 * values.sum()
+        loss = losses.weighted_mean(values, weights)
         self._refuse_divergence(loss.item())
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
     @torch.no_grad()
     def _weights(self, batch: Batch, target: losses.Support, values: Tensor) -> Tensor | None:
+        if batch.branched is not None:
+            return batch.weights
         if self.reference is None:
             return None
         log_q = self.reference(batch)
@@ -138,7 +146,9 @@ class Distillation(L.LightningModule):
 
 def log_q_of(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Log-probabilities (N, D) of ``model`` at the marked positions."""
-    hidden = model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+    layout = batch.branched
+    given = {} if layout is None else seen(model, layout.mask(), layout.positions)
+    hidden = model.base_model(input_ids=batch.tokens, use_cache=False, **given).last_hidden_state
     return model.get_output_embeddings()(hidden[batch.predicts]).float().log_softmax(-1)
 
 

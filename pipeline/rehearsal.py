@@ -23,7 +23,7 @@ from pipeline import coding
 from pipeline.choices import Coding
 from pipeline.coding import Parts, kept_states
 from pipeline.context import Context
-from pipeline.teacher import decoded, known
+from pipeline.teacher import ROLLOUTS, decoded, known
 from speculative import pack
 
 NOISE = 1.0  # of the logits of the stand-in for a draft
@@ -58,8 +58,8 @@ def show(context: Context) -> None:
     for kind in (kind for kind in Coding if kind is not Coding.auto):
         config = replace(context.config, codec=replace(context.config.codec, kind=kind))
         parts = coding.parts(config, rows)
-        total = coding.estimate(parts, model, config.codec.batch_size)
-        train = coding.estimate({"train": parts["train"]}, model, config.codec.batch_size)
+        total = coding.estimate(parts, model, config)
+        train = coding.estimate({"train": parts["train"]}, model, config)
         tokens = max(1, sum(len(r.tokens) for r in parts["train"][0]))
         fits = "yes" if total + coding.SPARE_BYTES <= free else "no"
         try:
@@ -72,7 +72,14 @@ def show(context: Context) -> None:
 
 @torch.inference_mode()
 def seconds(model: PreTrainedModel, parts: Parts, size: int, states: States | None, ids: int) -> float:
-    """Seconds to make the whole cache, from one batch of training text: of the head alone where ``states`` were kept."""
+    """Seconds to make the whole cache, from one batch of training text: of the head alone where ``states`` were kept.
+
+    What a draft continues goes through the target whatever was kept.
+    """
+    rolled = parts.get(ROLLOUTS)
+    if rolled is not None:
+        rest = {name: part for name, part in parts.items() if name != ROLLOUTS}
+        return seconds(model, rest, size, states, ids) + seconds(model, {"train": rolled}, size, None, ids)
     rows, codec = parts["train"]
     batch, hidden = rows[:size], isinstance(codec, Hidden)
     if not batch:

@@ -16,7 +16,8 @@ import speculative
 from data.prompts import Prompt
 from data.responses import Request, Response
 from pipeline.errors import PipelineError
-from pipeline.generate import eos_token_ids, prompt_ids
+from pipeline.generate import eos_token_ids
+from pipeline.requests import prompt_ids
 from speculative import Draft, Sampling
 from speculative.calibration import measure
 from speculative.cost import Costs

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from data.codec import Codec
 from data.hidden import Hidden, through_head
+from data.logit_cache import BRANCHES
 from data.responses import Response
 from data.shards import Seal, hash_of_ids, write_shard
 from data.states import States
@@ -21,7 +22,10 @@ from data.targets import Targets
 from pipeline.draft import head_is_last
 from pipeline.errors import PipelineError
 from pipeline.forward import forward
+from pipeline.rollouts import KEYS, Roller
 from pipeline.trainer import WithTarget
+
+ROLLOUTS = "rollouts"  # the part of the cache whose answers a draft continues
 
 
 @dataclass(frozen=True)
@@ -37,35 +41,62 @@ class Work:
         return self.folder / self.seal.file
 
     @property
+    def metadata(self) -> dict[str, str]:
+        """What the shard says of itself when it is whole: of branches their trunks, for the draft is yet to write them."""
+        return self.seal.metadata | {"trunks" if self.rolled else "ids": hash_of_ids(self.rows)}
+
+    @property
+    def rolled(self) -> bool:
+        """Whether these answers are to be continued by a draft."""
+        return self.folder.name == ROLLOUTS
+
+    @property
     def rows(self) -> list[tuple[list[int], int]]:
         """The ids of prompt and response of each row, and where its response starts."""
         return [([*r.request.prompt, *r.tokens], len(r.request.prompt)) for r in self.batch]
 
-    @property
-    def metadata(self) -> dict[str, str]:
-        """What the shard says of itself when it is whole."""
-        return self.seal.metadata | {"ids": hash_of_ids(self.rows)}
-
 
 class Teacher(WithTarget):
-    """Writes the shard of each item of work, from the ``states`` kept when the responses were written, if they were."""
+    """Writes the shard of each item of work, from the ``states`` kept when the responses were written, if they were.
+
+    ``roller`` continues the answers of work that wants it.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, states: States | None = None, load: Callable[[], PreTrainedModel] | None = None
+        self,
+        model: PreTrainedModel,
+        states: States | None = None,
+        load: Callable[[], PreTrainedModel] | None = None,
+        roller: Roller | None = None,
     ) -> None:
         super().__init__(model, load)
-        self.states = states
+        self.states, self.roller = states, roller
 
     def predict_step(self, item: Work) -> int:
         codec = item.seal.codec
+        if item.rolled:
+            return self._roll(item)
         outputs = known(self.target, item.batch, self.states, isinstance(codec, Hidden), item.seal.vocabulary)
         try:
             encoded = [codec.encode(row, response.request.key) for row, response in zip(outputs, item.batch, strict=True)]
         except ValueError as error:  # of codec hidden alone
             raise PipelineError(f"codec.kind=hidden: {error}; use codec=topk, or codec=dense") from error
-        targets = {name: torch.cat([part[name].cpu() for part in encoded]) for name in encoded[0]}
-        write_shard(item.folder, item.rows, targets, item.seal)
+        write_shard(item.folder, item.rows, _together(encoded), item.seal)
         return len(item.batch)
+
+    def _roll(self, item: Work) -> int:
+        codec = item.seal.codec
+        found = self.roller.roll(self.target, item.batch, isinstance(codec, Hidden), item.seal.vocabulary)
+        pairs = zip(found, item.batch, strict=True)
+        encoded = [codec.encode(rolled.outputs, KEYS + response.request.key) for rolled, response in pairs]
+        branches = {name: torch.cat([getattr(rolled, name) for rolled in found]) for name in BRANCHES}
+        rows = [(rolled.tokens, rolled.start) for rolled in found]
+        write_shard(item.folder, rows, _together(encoded) | branches, item.seal, {"trunks": hash_of_ids(item.rows)})
+        return len(item.batch)
+
+
+def _together(encoded: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name].cpu() for part in encoded]) for name in encoded[0]}
 
 
 def known(

@@ -40,6 +40,9 @@ def initial(context: Context) -> tuple[Proposer, float]:
 def cut_from(context: Context, target: PreTrainedModel) -> tuple[Proposer, float]:
     """The same, from a ``target`` that is loaded already, in float32."""
     config = context.config.draft
+    if config.path is not None and existing.distilled(config.path):
+        found = drafts.load(existing.located(config.path), torch.float32)
+        return found, 1.0 if found.vocabulary is None else _covered(context, found)
     tokenizer = context.target.tokenizer()
     source, size, eos = target, target.config.vocab_size, eos_token_ids(target, tokenizer)
     if existing.as_it_is(context.config):

@@ -32,8 +32,9 @@ from data.responses import Response
 from data.shards import Seal, write_shard
 from data.states import States
 from data.topk import TopK
-from pipeline.generate import eos_token_ids, prompt_ids
+from pipeline.generate import eos_token_ids
 from pipeline.hardware import machine
+from pipeline.requests import prompt_ids
 from pipeline.teacher import head_of, known
 from tests.bench import costs, learnt, subject, text
 

@@ -17,8 +17,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 import speculative
 from data import standard_library
-from pipeline.generate import prompt_ids
 from pipeline.hardware import machine
+from pipeline.requests import prompt_ids
 from tests.bench import subject
 
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data import standard_library
 from data.responses import read_shards
-from pipeline.generate import prompt_ids
+from pipeline.requests import prompt_ids
 
 LONGEST = 256  # ids of a prompt that are kept, its end
 

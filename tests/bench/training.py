@@ -33,10 +33,10 @@ from pipeline.choices import Method
 from pipeline.config import Draft as DraftConfig
 from pipeline.config import Objective, Optimizer
 from pipeline.draft import build
-from pipeline.generate import prompt_ids
 from pipeline.hardware import machine
 from pipeline.module import Distillation
 from pipeline.outlook import foresee
+from pipeline.requests import prompt_ids
 from pipeline.teacher import Teacher, Work
 from speculative import Draft
 from tests.bench import subject, text

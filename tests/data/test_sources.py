@@ -63,6 +63,17 @@ def test_the_document_column_names_the_source(tmp_path):
     assert [p.source for p in prompts] == ["7", "7", "p.jsonl:3"]
 
 
+def test_answers_that_came_along(tmp_path):
+    turns = [{"role": "user", "content": "u"}, {"role": "assistant", "content": " a \n"}]
+    rows = [{"q": "a", "r": "one"}, {"q": "b", "r": " "}, {"q": "c", "r": None}]
+    prompts, _ = sources.read(str(jsonl(tmp_path / "p.jsonl", rows)), column="q", response_column="r")
+    assert [p.response for p in prompts] == ["one", None, None]
+    prompts, _ = sources.read(str(jsonl(tmp_path / "t.jsonl", [{"m": turns}])), column="m", response_column="m")
+    assert [(p.text, p.response) for p in prompts] == [("u", "a")]
+    with pytest.raises(CorpusError, match=r"corpus\.response_column=z is not a column of p\.jsonl"):
+        sources.read(str(tmp_path / "p.jsonl"), column="q", response_column="z")
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -76,8 +87,8 @@ def test_the_document_column_names_the_source(tmp_path):
         (None, None),
     ],
 )
-def test_first_user_turn(value, expected):
-    assert sources.first_user_turn(value) == expected
+def test_first_turn(value, expected):
+    assert sources.first_turn(value) == expected
 
 
 def test_chat_turns_in_a_file(tmp_path):

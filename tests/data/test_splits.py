@@ -114,5 +114,8 @@ def test_a_split_survives_parquet(tmp_path):
     prompts = [prompt("s", "k", "line\nline “é”"), *many(2)]
     write_split(tmp_path / "train.parquet", prompts)
     assert read_split(tmp_path / "train.parquet") == prompts
+    answered = [prompt("s", "k", "a", "an answer"), prompt("s", "k", "b")]
+    write_split(tmp_path / "answered.parquet", answered)
+    assert read_split(tmp_path / "answered.parquet") == answered
     write_split(tmp_path / "none.parquet", [])
     assert read_split(tmp_path / "none.parquet") == []

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import textwrap
 from collections import Counter
 from pathlib import Path
 
@@ -125,6 +126,25 @@ def test_short_docstrings_are_dropped_and_long_ones_cut(tmp_path):
 def test_clip(text, longest, expected):
     assert clip(text, longest) == expected
     assert len(clip(text, longest)) <= longest
+
+
+def test_the_code_itself_answers_the_request_to_write_it(tmp_path):
+    inner = textwrap.dedent("""\
+        class Pile:
+            '''A pile of things to take from.'''
+
+            def take(self):
+                '''Take the uppermost thing.'''
+                return 1
+    """)
+    folder = library(tmp_path, {"pile.py": f"import os\n\n{inner}"})
+    prompts, _ = standard_library.read(folder, responses=True)
+    answers = {p.response for p in prompts if p.kind == "write"}
+    method = "def take(self):\n    '''Take the uppermost thing.'''\n    return 1"
+    assert answers == {f"```python\n{inner.rstrip()}\n```", f"```python\n{method}\n```"}
+    assert {p.response for p in prompts if p.kind != "write"} == {None}
+    plain, _ = standard_library.read(folder)
+    assert [(p.id, p.response) for p in plain] == [(p.id, None) for p in prompts]
 
 
 def test_a_missing_library_is_a_corpus_error(tmp_path):

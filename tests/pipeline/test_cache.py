@@ -209,7 +209,7 @@ def test_auto_offers_only_what_the_objective_can_learn_from(tmp_path):
         offered = candidates(Config(objective=Objective(divergence)), model, rows)
         assert offered
         assert all(refusal(c.kind.name, divergence.name) is None for c in offered)
-    sizes = [estimate({"train": parts(Config(codec=c), rows)["train"]}, model, 16) for c in offered]
+    sizes = [estimate({"train": parts(Config(codec=c), rows)["train"]}, model, Config(codec=c)) for c in offered]
     assert sizes == sorted(sizes)
 
 

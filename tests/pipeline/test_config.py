@@ -29,7 +29,13 @@ def composed(*overrides: str) -> Config:
 def required(group: str, option: str) -> list[str]:
     """Values for the keys that only the user knows, and the codec that a loss needs."""
     needs = ["codec=hidden"]
-    values = {"dataset": ["corpus.path=x"], "existing": ["draft.path=x"], "reverse_kl": needs, "medusa": needs}
+    values = {
+        "dataset": ["corpus.path=x"],
+        "existing": ["draft.path=x"],
+        "rollouts": ["draft.path=x"],
+        "reverse_kl": needs,
+        "medusa": needs,
+    }
     return values.get(option, [])
 
 
@@ -53,7 +59,10 @@ def test_every_option_gives_a_valid_config(group, option):
     check(config)
 
 
-@pytest.mark.parametrize(("override", "key"), [("corpus=dataset", "corpus.path"), ("draft=existing", "draft.path")])
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [("corpus=dataset", "corpus.path"), ("draft=existing", "draft.path"), ("regime=rollouts", "draft.path")],
+)
 def test_a_key_that_only_the_user_knows_is_asked_for(override, key):
     with pytest.raises(PipelineError, match=re.escape(key)):
         check(composed(override))
@@ -70,11 +79,12 @@ def test_yaml_and_dataclasses_agree_on_defaults():
 
 
 def test_yaml_names_every_key_of_its_group():
-    """A newcomer finds each setting in the file; only keys of another source of prompts may be absent."""
+    """A newcomer finds each setting in the file; only keys of another source of prompts or text may be absent."""
+    elsewhere = {"corpus": {"path", "column", "document_column", "response_column"}, "regime": {"share", "starts", "length"}}
     for group, option in OPTIONS:
         named = set(re.findall(r"^(\w+):", (CONF / group / f"{option}.yaml").read_text(), re.MULTILINE))
         absent = {field.name for field in fields(getattr(Config(), group))} - named
-        assert absent <= ({"path", "column", "document_column"} if group == "corpus" else set()), (group, option)
+        assert absent <= elsewhere.get(group, set()), (group, option)
 
 
 def test_flat_names_every_value_by_its_dotted_key():
@@ -223,11 +233,11 @@ def test_the_ablation_has_nine_children_or_more():
         hydra = compose("config", ["+experiment=ablation"], return_hydra_config=True).hydra
     assert hydra.mode.name == "MULTIRUN"
     grid = OmegaConf.to_container(hydra.sweeper.params)
-    objectives, shares = grid["objective"].split(","), re.findall(r"\[[^]]*\]", grid["generate.shares"])
-    assert len(objectives) * len(shares) >= 9
+    objectives, regimes = grid["objective"].split(","), grid["regime"].split(",")
+    assert len(objectives) * len(regimes) >= 9
     for objective in objectives:
-        for share in shares:
-            check(composed("+experiment=ablation", f"objective={objective}", f"generate.shares={share}"))
+        for regime in regimes:
+            check(composed("+experiment=ablation", f"objective={objective}", f"regime={regime}"))
 
 
 @pytest.mark.parametrize("override", ["draft.path=x", "draft.layers=[]"])
