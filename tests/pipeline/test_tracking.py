@@ -15,7 +15,7 @@ from mlflow.tracking import MlflowClient
 
 from pipeline import corpus, tracking
 from pipeline.config import Tracking
-from pipeline.flow import run_name
+from pipeline.described import run_name
 from tests.pipeline.conftest import SMOKE, STAGES, begin, wait_for
 
 HEADLINE = (
