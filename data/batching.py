@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Sampler
 
@@ -65,14 +66,18 @@ def _collate_branches(rows: Sequence[Row]) -> Batch:
 
 
 class LengthGroupedBatches(Sampler[list[int]]):
-    """``steps`` batches of row indices over as many epochs as that takes, beginning at batch ``start``."""
+    """``steps`` batches of row indices over as many epochs as that takes, beginning at batch ``start``.
+
+    The last batch of an epoch, if it has fewer rows than ``least``, joins the one before it.
+    """
 
     WINDOW = 16  # batches sorted by length together; the larger, the less padding and the less mixing
 
-    def __init__(self, lengths: Sequence[int], size: int, steps: int, seed: int, start: int = 0) -> None:
-        if not lengths:
-            raise ValueError("there are no rows to make batches of")
+    def __init__(self, lengths: Sequence[int], size: int, steps: int, seed: int, start: int = 0, least: int = 1) -> None:
+        if len(lengths) < max(least, 1):
+            raise ValueError(f"{len(lengths)} rows make no batches of {max(least, 1)} or more")
         self.lengths, self.size, self.steps, self.seed, self.start = lengths, size, steps, seed, start
+        self.least = least
 
     def __len__(self) -> int:
         return self.steps
@@ -95,6 +100,9 @@ class LengthGroupedBatches(Sampler[list[int]]):
         for first in range(0, len(order), window):
             rows = sorted(order[first : first + window], key=self.lengths.__getitem__)
             batches += [rows[i : i + self.size] for i in range(0, len(rows), self.size)]
+        if len(batches) > 1 and len(batches[-1]) < self.least:
+            short = batches.pop()
+            batches[-1] += short
         mixed = torch.randperm(len(batches), generator=generator).tolist()
         return [batches[i] for i in mixed]
 
@@ -121,3 +129,19 @@ class Mixed(Sampler[list[int]]):
             batch = [self.first_rows + row for row in next(second)] if turn else next(first)
             if step >= self.start:
                 yield batch
+
+
+class Divided(Sampler[list[int]]):
+    """Of each batch the rows that this process has to do: every n-th, of n processes that train together."""
+
+    def __init__(self, batches: Sampler[list[int]]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        together = dist.is_available() and dist.is_initialized()
+        first, step = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        for batch in self.batches:
+            yield batch[first::step]

@@ -7,6 +7,7 @@ memory-mapped, a few at a time, and checked against their hash when they are fir
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor
@@ -56,7 +57,7 @@ class LogitCache:
         self._spans: list[dict[str, slice]] = []  # of tensors that are not by position; by row, if the codec has any
         self._paths = sorted(folder.glob("shard-*.safetensors"))
         self._checked: set[int] = set()
-        self._mapped = lru_cache(OPEN)(self._map)
+        self._hold()
         self._head: tuple[Tensor, Tensor | None] | None = None
         self._head_path, self._cache = folder.parent / HEAD, cache
         if not self._paths:
@@ -70,6 +71,17 @@ class LogitCache:
         same = {key: first[key] for key in ("cache", "part", "count", "codec", "vocabulary")}
         for number, path in enumerate(self._paths):
             self._index(number, open_shard(path, same | {"number": str(number)}))
+
+    def _hold(self) -> None:
+        self._mapped = lru_cache(OPEN)(self._map)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: it maps the shards itself."""
+        return {name: value for name, value in vars(self).items() if name != "_mapped"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._hold()
 
     def _index(self, number: int, shard: safe_open) -> None:
         token = target = 0

@@ -40,7 +40,7 @@ def check(config: Config) -> None:
         _medusa(config)
     _draft(config.draft)
     _optimizer(config.optimizer)
-    _trainer(config.trainer)
+    _trainer(config.trainer, config.objective)
     _decoding(config.decoding, config.generate)
     _compiled(config)
     _tree(config)
@@ -182,7 +182,7 @@ def _optimizer(optimizer: Optimizer) -> None:
     require(len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "optimizer.betas", betas, "give two numbers in [0, 1)")
 
 
-def _trainer(trainer: Trainer) -> None:
+def _trainer(trainer: Trainer, objective: Objective) -> None:
     require(trainer.patience >= 0, "trainer.patience", trainer.patience, "0 never stops early")
     require((trainer.seed or 0) >= 0, "trainer.seed", trainer.seed, "give a number ≥ 0, or null to take seed")
     one = trainer.devices == trainer.num_nodes == 1
@@ -192,6 +192,8 @@ def _trainer(trainer: Trainer) -> None:
     )
     begun_here = trainer.strategy.endswith(("_spawn", "_fork")) and trainer.num_nodes == 1
     require(one or begun_here, "trainer.strategy", trainer.strategy, fix)
+    fix = "the positions that count are chosen within a batch; give trainer.devices=1, or leave it out"
+    require(one or objective.reference is None, "objective.reference", objective.reference, fix)
 
 
 def _decoding(decoding: Decoding, generate: Generate) -> None:
@@ -210,12 +212,16 @@ def _decoding(decoding: Decoding, generate: Generate) -> None:
 
 def _compiled(config: Config) -> None:
     """What keeps forwards from being compiled."""
-    if config.decoding.compile:
-        fix = "Medusa heads read states, which compiled forwards keep to themselves; give decoding.compile=false"
-        require(config.draft.kind is not Drafting.medusa, "decoding.compile", True, fix)
+    for group in ("decoding", "trainer"):
+        if not getattr(config, group).compile:
+            continue
+        key = f"{group}.compile"
+        reason = "read states, which compiled forwards keep to themselves" if group == "decoding" else "are a few products"
+        fix = f"Medusa heads {reason}; give {key}=false"
+        require(config.draft.kind is not Drafting.medusa, key, True, fix)
         compiler = os.environ.get("CXX", "g++")
-        fix = f"there is no C++ compiler {compiler}; install it, or give decoding.compile=false"
-        require(shutil.which(compiler) is not None, "decoding.compile", True, fix)
+        fix = f"there is no C++ compiler {compiler}; install it, or give {key}=false"
+        require(shutil.which(compiler) is not None, key, True, fix)
 
 
 def _tree(config: Config) -> None:

@@ -143,6 +143,7 @@ class Trainer:
     validate_every: int = 100
     patience: int = 0
     seed: int | None = None
+    compile: bool = False
 
 
 @dataclass(frozen=True)

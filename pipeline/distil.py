@@ -16,13 +16,13 @@ from torch.utils.data import ConcatDataset, DataLoader
 from transformers import PreTrainedModel
 
 from data import hidden_rows
-from data.batching import LengthGroupedBatches, Mixed, collate
+from data.batching import Divided, LengthGroupedBatches, Mixed, collate
 from data.hidden_rows import HiddenRows
 from data.logit_cache import LogitCache
 from pipeline import existing, outlook, proposer, selection, trainer
 from pipeline.choices import Drafting, Stage, Text
 from pipeline.coding import validation_name
-from pipeline.config import Config
+from pipeline.config import Config, Trainer
 from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.hardware import dtype_of
@@ -50,15 +50,23 @@ def identity(context: Context) -> dict[str, Any]:
         "draft": draft_identity(config.draft),
         "objective": asdict(config.objective) | {"divergence": config.objective.divergence.name} | reference,
         "optimizer": asdict(optimizer) | {"method": optimizer.method.name, "schedule": optimizer.schedule.name},
-        "trainer": {key: value for key, value in asdict(config.trainer).items() if key not in shared},
+        "trainer": {key: value for key, value in asdict(config.trainer).items() if key not in shared and value is not False},
         "precision": str(_precision(context)),
         "seed": _seed(context),
         **({"regime": {"share": config.regime.share}} if config.regime.kind is Text.rollouts else {}),
+        **({"processes": _processes(config.trainer)} if _processes(config.trainer) > 1 else {}),
     }
+
+
+def _processes(trainer: Trainer) -> int:
+    """How many train together; ``batch_size`` is of each."""
+    return trainer.devices * trainer.num_nodes
 
 
 def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], dict[str, Any]]:
     train, rollouts, texts, validation = _data(context)
+    if len(train) < _processes(context.config.trainer):
+        raise PipelineError(f"trainer.devices={context.config.trainer.devices}: {len(train)} rows are too few to share; give 1")
     target = context.target.load(torch.float32)
     draft, coverage = cut_from(context, target)
     expected = outlook.foresee(draft, target, context.dtype)
@@ -77,13 +85,13 @@ def run(context: Context, folder: Path, child: Run) -> tuple[dict[str, float], d
         runner = _runner(context, folder, child)
         with trainer.interruptible(runner):
             runner.fit(module, loader, validation, ckpt_path=str(last) if start else None, weights_only=True)
-        steps = runner.global_step
+        steps = runner.global_step or torch.load(last, weights_only=True, map_location="cpu")["global_step"]  # other processes'
     best = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True, map_location="cpu")
     module.load_state_dict(best["state_dict"])
     module.model.eval()  # that of ``draft``
     proposer.save(draft, folder / "draft", context.target.fingerprint)
     metrics, details = _record(context, expected, coverage, best)
-    seen = steps * config.trainer.accumulate * config.trainer.batch_size / len(train)
+    seen = steps * config.trainer.accumulate * config.trainer.batch_size * _processes(config.trainer) / len(train)
     return metrics, details | {"train_rows": len(train), "train_positions": train.positions, "epochs": seen}
 
 
@@ -97,7 +105,8 @@ def _module(
         return HeadDistillation(draft, train.cache.head(), size, *settings)
     if not config.draft.train_embedding:
         freeze_embedding(draft.model)
-    return Distillation(draft, size, *settings, None if reference is None else selection.load(reference, draft))
+    chosen = None if reference is None else selection.load(reference, draft)
+    return Distillation(draft, size, *settings, chosen, config.trainer.compile)
 
 
 def _goes_on(context: Context) -> bool:
@@ -128,12 +137,13 @@ def _loader(
     train: LogitCache | HiddenRows, config: Config, batches: int, seed: int, start: int = 0, rollouts: LogitCache | None = None
 ) -> DataLoader:
     """``batches`` batches of training rows, a share of them of ``rollouts``, less those of the first ``start`` steps."""
-    size, first = config.trainer.batch_size, start * config.trainer.accumulate
+    first, count = start * config.trainer.accumulate, _processes(config.trainer)
+    size = config.trainer.batch_size * count
     if rollouts is not None:
-        both = [LengthGroupedBatches(part.lengths, size, batches, seed) for part in (train, rollouts)]
-        order = Mixed(*both, len(train), config.regime.share, first)
+        both = [LengthGroupedBatches(part.lengths, size, batches, seed, least=count) for part in (train, rollouts)]
+        order = Divided(Mixed(*both, len(train), config.regime.share, first))
         return DataLoader(ConcatDataset([train, rollouts]), batch_sampler=order, collate_fn=collate)
-    order = LengthGroupedBatches(train.lengths, size, batches, seed, first)
+    order = Divided(LengthGroupedBatches(train.lengths, size, batches, seed, first, count))
     return DataLoader(train, batch_sampler=order, collate_fn=hidden_rows.collate if isinstance(train, HiddenRows) else collate)
 
 
@@ -169,6 +179,7 @@ def _runner(context: Context, folder: Path, child: Run) -> L.Trainer:
         num_sanity_val_steps=0,
         log_every_n_steps=10,
         deterministic="warn",
+        use_distributed_sampler=False,
     )
 
 

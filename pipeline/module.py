@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from data.batching import Batch
-from pipeline import losses, objective, optimizers
+from pipeline import losses, objective, optimizers, ranks
 from pipeline.config import Objective, Optimizer
 from pipeline.errors import PipelineError
 from pipeline.forward import seen
@@ -42,16 +42,19 @@ class Distillation(L.LightningModule):
         texts: dict[str, float],
         costs: Costs,
         reference: PreTrainedModel | None = None,
+        compile: bool = False,
     ) -> None:
         """``texts``: the temperature of each validation loader by name; ``vocabulary_size`` is the target's.
 
         ``reference``: a draft of the same ids that chooses the positions that count; it is no part of a checkpoint.
+        ``compile``: the layers run as a compiled program.
         """
         super().__init__()
         self.model = draft.model if isinstance(draft, Draft) else draft
         self.size, self.objective, self.config, self.steps = draft.size, objective, config, steps
         self.texts, self.costs = texts, costs
         self.reference = None if reference is None else partial(log_q_of, reference)
+        self.compiles = compile
         draft_ids = None
         if draft.vocabulary is not None:
             draft_ids = torch.full((vocabulary_size,), -1)
@@ -80,11 +83,14 @@ class Distillation(L.LightningModule):
         log_q, target, written = self.said(batch)
         values = objective.values(self.objective, log_q, target, written)
         weights = self._weights(batch, target, values)
-        if batch.branched is not None and not bool(weights.any()):  # no round comes to any of these places
-            return 0 * values.sum()
-        loss = losses.weighted_mean(values, weights)
-        self._refuse_divergence(loss.item())
-        self.log("train/loss", loss, prog_bar=True)
+        portion = ranks.portion(values.new_tensor(len(values)) if weights is None else weights.sum())
+        if isinstance(batch, Batch) and batch.branched is not None and not bool(weights.any()):
+            loss = 0 * values.sum()  # no round comes to any of these places
+        else:
+            loss = losses.weighted_mean(values, weights) * portion
+        found = ranks.mean(loss)
+        self._refuse_divergence(found.item())
+        self.log("train/loss", found, prog_bar=True)
         return loss
 
     @torch.no_grad()
@@ -98,6 +104,8 @@ class Distillation(L.LightningModule):
         return learnable(values, learnt, self.objective.keep)
 
     def on_fit_start(self) -> None:
+        if self.compiles:
+            self.model.base_model.compile(dynamic=True)  # in place: names of parameters stay
         if self.reference is not None:
             self.reference.args[0].to(self.device)
 
