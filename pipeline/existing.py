@@ -39,10 +39,15 @@ def look_ahead(config: Config, target_tokenizer: PreTrainedTokenizerBase) -> Non
     """Refuse a ``draft.path`` that is no model, or none that could be trained, without loading it.
 
     Raises:
-        PipelineError: as ``find``; a pair as it is may have two tokenizers.
+        PipelineError: as ``find``; a pair as it is may have two tokenizers, and keeps its head.
     """
-    path = str(config.draft.path)
+    path, rank = str(config.draft.path), config.draft.head_rank
     if as_it_is(config):
+        if rank is not None:
+            raise PipelineError(
+                f"draft.head_rank={rank}: the draft at draft.path={path} is measured as it is, with its own head; leave it "
+                "out, or add distil to stages"
+            )
         _tokenizer(path, located(path))
     else:
         find(path, target_tokenizer)
