@@ -175,7 +175,7 @@ def _check_ids(path: str, draft: Draft, known: int, size: int) -> None:
     reads = draft.model.get_input_embeddings().weight.shape[0]
     if reads < known:
         raise PipelineError(f"--draft={path}: it embeds {reads} ids, the target's tokenizer has {known}")
-    written = draft.model.get_output_embeddings().weight.shape[0]
+    written = draft.size
     last = written - 1 if draft.vocabulary is None else int(draft.vocabulary.max())
     if last >= size or (draft.vocabulary is None and written != size):
         raise PipelineError(f"--draft={path}: it drafts ids up to {last:,}, the target has {size:,}; it is another target's")

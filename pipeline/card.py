@@ -27,6 +27,7 @@ PRIVATE = ("paths.", "tracking.", "hydra.", "target.system_prompt")  # keys whos
 PLAIN = re.compile(r"[\w.,+\-\[\] ]*")
 MODEL, HEADS = "A small model that", "A set of heads on the target's last hidden state, which"
 HEADS_ALONE, WIDE = "no other reads these files", "an engine that lists a logit for every token pays more for a draft step"
+MULTIPLIED = "here the two matrices of its head are multiplied out to one, which other engines pay for at every draft step"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -46,6 +47,7 @@ def model_card(context: Context, excluded: Excluded | None) -> str:
     entries = context.parent(Stage.speculate).details["by_temperature"]
     shape = context.parent(Stage.distil).details["shape"]
     heads = bool(shape.get("heads"))
+    elsewhere = HEADS_ALONE if heads else MULTIPLIED if shape.get("head_rank") else WIDE
     facts = ", ".join(f"{key} {value}" for key, value in machine().items())
     front = {
         "library_name": "draftsmith" if heads else "transformers" if export.with_transformers else "gguf",
@@ -75,7 +77,7 @@ each engine.
 {"" if heads else _stock(entries)}## Limits
 
 - Figures hold for prompts like those of the run and for this machine; other domains agree less, other machines pay otherwise.
-- The time ratio is that of Draftsmith's own engine; {HEADS_ALONE if heads else WIDE}.
+- The time ratio is that of Draftsmith's own engine; {elsewhere}.
 {_vocabulary_text(context, excluded)}"""
 
 

@@ -153,6 +153,8 @@ def _draft(draft: Draft) -> None:
     require(whole, "draft.width", draft.width, "a narrower draft is a new one: leave out draft.path, and say how many layers")
     coverage = draft.coverage
     require(coverage is None or 0 < coverage <= 1, "draft.coverage", coverage, "give a share above 0 and up to 1, or null")
+    rank = draft.head_rank
+    require(rank is None or rank > 0, "draft.head_rank", rank, "give a number above 0, or null for the full head")
 
 
 def _medusa(config: Config) -> None:
@@ -163,6 +165,8 @@ def _medusa(config: Config) -> None:
     require(draft.heads > 0, "draft.heads", draft.heads, "give a number above 0")
     require(draft.path is None, "draft.path", draft.path, "Medusa heads begin at the target's own head; leave it out")
     require(draft.width is None, "draft.width", draft.width, "Medusa heads are as wide as the target; leave it out")
+    fix = "Medusa heads read the target's own head, which is one matrix; leave it out"
+    require(draft.head_rank is None, "draft.head_rank", draft.head_rank, fix)
     reference = config.objective.reference
     require(reference is None, "objective.reference", reference, "Medusa heads are trained on all positions; leave it out")
     fits = drafts is None or drafts <= draft.heads

@@ -103,6 +103,7 @@ class Draft:
     fit_head: bool = True
     vocabulary_size: int = 8192
     coverage: float | None = None
+    head_rank: int | None = None
     train_embedding: bool = False
 
 

@@ -16,9 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from pipeline import low_rank
 from pipeline.config import Draft as DraftConfig
 from pipeline.errors import PipelineError
 from speculative import Draft
+from speculative.drafters import head_rows
 
 TRANSLATION = ("vocabulary", "outputs", "inputs")  # fields of Draft that are kept beside its weights
 
@@ -28,6 +30,7 @@ class Shape:
     """The figures of a draft that people compare. ``read_per_step``: parameters that one draft step reads.
 
     ``heads`` of Medusa heads, which have no layers and read all their parameters once a round; 0 of a model.
+    ``head_rank`` of a head that is a product of two matrices; 0 of one matrix.
     """
 
     layers: int
@@ -36,6 +39,12 @@ class Shape:
     parameters: int
     read_per_step: int
     heads: int = 0
+    head_rank: int = 0
+
+    @property
+    def head(self) -> int:
+        """Parameters of a model's head."""
+        return self.head_rank * (self.width + self.vocabulary) if self.head_rank else self.width * self.vocabulary
 
 
 def choose_vocabulary(responses: Iterable[Iterable[int]], size: int, always: Iterable[int]) -> tuple[Tensor, float]:
@@ -114,13 +123,15 @@ def shape(draft: Draft) -> Shape:
     model = draft.model
     total = sum(p.numel() for p in model.parameters())
     lookup = model.get_input_embeddings().weight
-    tied = lookup is model.get_output_embeddings().weight
+    rank = low_rank.rank_of(model)
+    tied = not rank and lookup is model.get_output_embeddings().weight
     return Shape(
         layers=model.config.num_hidden_layers,
         width=model.config.hidden_size,
-        vocabulary=model.get_output_embeddings().weight.shape[0],
+        vocabulary=head_rows(model),
         parameters=total,
         read_per_step=total if tied else total - lookup.numel(),
+        head_rank=rank,
     )
 
 
@@ -141,6 +152,7 @@ def load(folder: Path, dtype: torch.dtype) -> Draft:
     translation = {name: state.pop(f"draft_{name}", None) for name in TRANSLATION}
     trimmed = translation["vocabulary"] if translation["outputs"] is None else None  # else the head has all its own rows
     model = _empty(AutoConfig.from_pretrained(folder, trust_remote_code=False), trimmed)
+    low_rank.make_room(model, state)
     model.load_state_dict(state)
     return Draft(model.to(dtype).eval(), **translation)
 

@@ -40,9 +40,13 @@ def look_ahead(config: Config, target: TargetFiles) -> None:
     """Refuse a ``draft.path`` that is no model, or none that could be trained, without loading it.
 
     Raises:
-        PipelineError: as ``find``; a pair as it is may have two tokenizers.
+        PipelineError: as ``find``; a pair as it is may have two tokenizers, and keeps its head.
     """
-    path = str(config.draft.path)
+    path, rank = str(config.draft.path), config.draft.head_rank
+    if rank is not None and (as_it_is(config) or distilled(path)):
+        how = "is measured as it is" if as_it_is(config) else "goes on as it was distilled"
+        fix = "leave it out" + (", or add distil to stages" if not distilled(path) else "")
+        raise PipelineError(f"draft.head_rank={rank}: the draft at draft.path={path} {how}, with its own head; {fix}")
     if distilled(path):
         _check_target(path, target.fingerprint)
     elif as_it_is(config):

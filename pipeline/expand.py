@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pipeline.head_fit import ridge
+from pipeline.low_rank import multiplied_out
 from speculative import Draft
 
 MARGIN = 40.0  # nats between the excluded logits and the kept ones' log-sum-exp, on the weakest of the positions seen
@@ -51,9 +52,9 @@ def expand(draft: Draft, texts: Iterable[list[int]], rows: int | None = None) ->
 
     ``texts`` are token ids on which the margin is set and measured.
     """
+    source = multiplied_out(draft.model).float()
     if draft.vocabulary is None:
-        return Expansion(draft.model.float(), 0.0)
-    source = draft.model.float()
+        return Expansion(source, 0.0)
     hidden, log_sum = (torch.cat(each) for each in zip(*_states(source, texts), strict=True))
     direction = _even_direction(hidden)
     projection = hidden @ direction

@@ -36,6 +36,7 @@ from pipeline.context import Context
 from pipeline.errors import PipelineError
 from pipeline.expand import Expansion, expand, held_out_bound
 from pipeline.gguf_vocabulary import Vocabulary
+from pipeline.low_rank import multiplied_out
 from pipeline.tracking import Run
 from speculative import Draft, MedusaHeads
 
@@ -232,7 +233,7 @@ def _prove(context: Context, trained: Draft, folder: Path, held_out: list[Respon
     for form in forms:
         rounded = trained
         if form == "gguf":
-            rounded = Draft(copy.deepcopy(trained.model), trained.vocabulary)
+            rounded = Draft(copy.deepcopy(multiplied_out(trained.model)), trained.vocabulary)
             gguf_model.round_weights(rounded.model, export.gguf_type)
         likeness[form] = parity.compare(answers, form, trained, rounded, order)
         parity.require(likeness[form], form, answers["forms"][form]["misplaced"])

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from data.batching import Batch
+from pipeline.low_rank import LowRankHead
 from speculative import Draft
 
 RIDGE = 1e-3  # directions of the hidden state that are rarely visited are not trusted
@@ -22,13 +23,21 @@ def ridge(gram: Tensor, cross: Tensor, share: float) -> Tensor:
 
     λ is ``share`` of the mean of xᵀx's diagonal.
     """
+    return torch.linalg.solve(penalised(gram, share), cross)
+
+
+def penalised(gram: Tensor, share: float) -> Tensor:
+    """xᵀx + λI (d, d)."""
     penalty = share * gram.diagonal().mean()
-    return torch.linalg.solve(gram + penalty * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), cross)
+    return gram + penalty * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
 
 
 @torch.no_grad()
 def fit_head(draft: Draft, target: PreTrainedModel, batches: Iterable[Batch]) -> None:
-    """Replace the draft's head by the target's, seen through the fitted map. Only response positions count."""
+    """Replace the draft's head by the target's, seen through the fitted map. Only response positions count.
+
+    A head of low rank becomes the one of its rank that solves the same penalised least squares.
+    """
     widths = draft.model.config.hidden_size, target.config.hidden_size
     gram = torch.zeros(widths[0], widths[0], dtype=torch.float64)
     cross = torch.zeros(widths, dtype=torch.float64)
@@ -38,7 +47,12 @@ def fit_head(draft: Draft, target: PreTrainedModel, batches: Iterable[Batch]) ->
         cross += x.T @ y
     head = target.get_output_embeddings().weight
     rows = head if draft.vocabulary is None else head[draft.vocabulary]
-    draft.model.get_output_embeddings().weight.copy_(rows.double() @ ridge(gram, cross, RIDGE).T)
+    fitted = rows.double() @ ridge(gram, cross, RIDGE).T
+    own = draft.model.get_output_embeddings()
+    if isinstance(own, LowRankHead):
+        own.approximate(fitted, penalised(gram, RIDGE))
+    else:
+        own.weight.copy_(fitted)
 
 
 def _hidden(model: PreTrainedModel, batch: Batch) -> Tensor:

@@ -44,6 +44,8 @@ class Outlook:
         """Name, draft, target."""
         names = ("heads" if self.draft.heads else "layers", "width", "vocabulary", "parameters")
         counted = [(name, f"{getattr(self.draft, name):,}", f"{getattr(self.target, name):,}") for name in names]
+        if self.draft.head_rank:
+            counted.append(("rank of the head", f"{self.draft.head_rank:,}", ""))
         read = [f"{one.read_per_step * self.bytes_each / 1e6:,.1f} MB" for one in (self.draft, self.target)]
         return [
             *counted,

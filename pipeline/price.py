@@ -55,7 +55,7 @@ def whole_vocabulary(
     of_both = [expected_tokens(rate, drafts) for rate in (overlap, min(overlap / coverage, 1.0))]
     return {
         "head_bytes": rows * shape.width * bytes_each,
-        "head_bytes_here": shape.vocabulary * shape.width * bytes_each,
+        "head_bytes_here": shape.head * bytes_each,
         "tokens_per_round_trimmed": of_both[0],
         "tokens_per_round_whole": of_both[1],
         "ratio": of_both[1] / of_both[0],

@@ -54,4 +54,5 @@ def words(shape: dict[str, Any]) -> str:
     size = f"vocabulary {shape['vocabulary']:,}"
     if shape.get("heads"):
         return f"{shape['heads']} Medusa heads on states of {shape['width']}, {size}"
-    return f"{shape['layers']} layers, width {shape['width']}, {size}"
+    head = f", head of rank {shape['head_rank']:,}" if shape.get("head_rank") else ""
+    return f"{shape['layers']} layers, width {shape['width']}, {size}{head}"

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from pipeline import draft as drafts
 from pipeline.errors import PipelineError
 from speculative import Draft
+from speculative.drafters import head_rows
 
 
 def learnable(values: Tensor, reference: Tensor, share: float) -> Tensor:
@@ -36,7 +37,7 @@ def load(folder: str, draft: Draft) -> PreTrainedModel:
             f"objective.reference={folder}: no distilled draft; give the folder draft of a result of the stage distil"
         )
     found = drafts.load(place, torch.float32)
-    rows = [one.model.get_output_embeddings().weight.shape[0] for one in (found, draft)]
+    rows = [head_rows(one.model) for one in (found, draft)]
     one, other = (torch.arange(rows[0]) if each.vocabulary is None else each.vocabulary for each in (found, draft))
     if rows[0] != rows[1] or not torch.equal(one, other):
         raise PipelineError(

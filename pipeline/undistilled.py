@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from data.responses import read_shards
 from pipeline import draft as drafts
-from pipeline import existing, heads, narrow
+from pipeline import existing, heads, low_rank, narrow
 from pipeline.choices import Drafting, Stage
 from pipeline.config import Draft as DraftConfig
 from pipeline.context import Context
@@ -29,6 +29,8 @@ def draft_identity(config: DraftConfig) -> dict[str, Any]:
     if config.kind is Drafting.medusa:
         return {"kind": config.kind.name, **{key: getattr(config, key) for key in ("heads", "vocabulary_size", "coverage")}}
     of_models = {key: value for key, value in asdict(config).items() if key not in ("kind", "heads")}
+    if config.head_rank is None:
+        del of_models["head_rank"]
     return of_models | {"files": existing.fingerprint_of(config.path and existing.located(config.path))}
 
 
@@ -69,8 +71,12 @@ def cut_from(context: Context, target: PreTrainedModel) -> tuple[Proposer, float
     if config.kind is Drafting.medusa:
         return heads.build(target, config.heads, vocabulary), coverage
     if config.width is not None:
-        return narrow.build(source, config.width, len(config.layers), vocabulary, context.config.seed), coverage
-    return drafts.build(source, config, vocabulary), coverage
+        made = narrow.build(source, config.width, len(config.layers), vocabulary, context.config.seed)
+    else:
+        made = drafts.build(source, config, vocabulary)
+    if config.head_rank is not None:
+        low_rank.factor(made.model, config.head_rank)
+    return made, coverage
 
 
 def _covered(context: Context, draft: Draft) -> float:

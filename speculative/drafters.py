@@ -17,6 +17,13 @@ from speculative.sampling import Purpose, Sampling, draw, probabilities, round_k
 from speculative.verification import Guess
 
 
+def head_rows(model: PreTrainedModel) -> int:
+    """Logits of ``model``. A head of several matrices tells its ``rows``, for its ``weight`` is a product to compute."""
+    head = model.get_output_embeddings()
+    rows: int | None = getattr(head, "rows", None)
+    return head.weight.shape[0] if rows is None else rows
+
+
 @dataclass(frozen=True)
 class Draft:
     """A small causal LM. ``vocabulary`` (D,), sorted, is the target id of each of its output ids; None means equal.
@@ -37,7 +44,7 @@ class Draft:
     @property
     def size(self) -> int:
         """Ids that can be drafted, D."""
-        return self.model.get_output_embeddings().weight.shape[0] if self.outputs is None else len(self.outputs)
+        return head_rows(self.model) if self.outputs is None else len(self.outputs)
 
     def cut(self, size: int) -> "Draft":
         """The same draft without what it has beyond the first ``size`` target ids: rows that pad its head.
@@ -68,9 +75,7 @@ class Draft:
             raise ValueError(f"the draft's vocabulary must have {outputs} ids below {target_size}")
         if self.inputs is not None and len(self.inputs) < target_size:
             raise ValueError(f"the draft reads {len(self.inputs)} ids, the target writes {target_size}")
-        head, embedding = (
-            len(layer.weight) for layer in (self.model.get_output_embeddings(), self.model.get_input_embeddings())
-        )
+        head, embedding = head_rows(self.model), len(self.model.get_input_embeddings().weight)
         if self.outputs is not None and int(self.outputs.max()) >= head:
             raise ValueError(f"the draft's outputs name row {int(self.outputs.max())} of its head, which has {head}")
         largest = target_size - 1 if self.inputs is None else int(self.inputs[:target_size].max())
