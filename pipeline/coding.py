@@ -1,10 +1,13 @@
-"""Which codec encodes which part of the logit cache, and what the whole weighs before it is written."""
+"""What lies where in the logit cache, encoded by which codec, and what the whole weighs before it is written."""
+
+from collections.abc import Iterable
 
 from transformers import PreTrainedModel
 
 from data.codec import Codec, size
 from data.dense import Dense
 from data.hidden import Hidden
+from data.logit_cache import LogitCache
 from data.responses import Response, read_shards
 from data.sampled import Sampled
 from data.states import States
@@ -15,6 +18,7 @@ from pipeline.config import Codec as CodecConfig
 from pipeline.config import Config
 from pipeline.context import Context
 from pipeline.draft import head_is_last
+from pipeline.errors import PipelineError
 from pipeline.forward import BLOCK
 from pipeline.teacher import ROLLOUTS, head_of
 
@@ -49,9 +53,32 @@ def parts(config: Config, rows: list[Response]) -> Parts:
         more = config.regime.starts * config.regime.length
         groups[ROLLOUTS] = ([r for r in groups["train"][0] if r.length + more <= BLOCK], train)
     for temperature in config.generate.temperatures:
-        chosen = [r for r in rows if r.request.split == "validation" and r.request.temperature == temperature]
-        groups[validation_name(temperature)] = (chosen, held_out)
+        groups[validation_name(temperature)] = (_validation(rows, temperature), held_out)
     return groups
+
+
+def _validation(rows: Iterable[Response], temperature: float) -> list[Response]:
+    return [r for r in rows if r.request.split == "validation" and r.request.temperature == temperature]
+
+
+def in_order(rows: Iterable[Response]) -> list[Response]:
+    """Responses of one folder in the order in which its shards hold them, the longest first."""
+    return sorted(rows, key=lambda r: (-r.length, r.request.key))
+
+
+def validation_kinds(rows: Iterable[Response], temperature: float, cache: LogitCache) -> list[str]:
+    """The kind of prompt of each row of ``cache``, the validation text that was written at ``temperature``.
+
+    Raises:
+        PipelineError: what the cache holds is not as long as those of the responses ``rows``.
+    """
+    written = in_order(_validation(rows, temperature))
+    if [(r.length, len(r.request.prompt)) for r in written] != list(zip(cache.lengths, cache.starts, strict=True)):
+        raise PipelineError(
+            f"logits: {validation_name(temperature)} of the cache does not hold the responses of generate; write it again with "
+            "stages=[logits] logits.repair=true"
+        )
+    return [r.request.kind for r in written]
 
 
 def _best(codec: CodecConfig, seed: int) -> TopK | TopMass:

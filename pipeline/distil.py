@@ -4,7 +4,9 @@ The batch order is a function of seed and step, and the last checkpoint holds op
 goes on where its last checkpoint stood.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from rich.progress import track
-from torch.utils.data import ConcatDataset, DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, StackDataset
 from transformers import PreTrainedModel
 
 from data import hidden_rows
@@ -21,7 +23,7 @@ from data.hidden_rows import HiddenRows
 from data.logit_cache import LogitCache
 from pipeline import existing, outlook, proposer, selection, trainer
 from pipeline.choices import Drafting, Stage, Text
-from pipeline.coding import validation_name
+from pipeline.coding import responses, validation_kinds, validation_name
 from pipeline.config import Config, Trainer
 from pipeline.context import Context
 from pipeline.errors import PipelineError
@@ -117,20 +119,33 @@ def _goes_on(context: Context) -> bool:
 
 def _data(context: Context) -> tuple[LogitCache | HiddenRows, LogitCache | None, dict[str, float], list[DataLoader]]:
     """Training rows, and those that a draft continues; validation text by name with its temperature, the first above 0
-    first; and loaders of it."""
+    first; and loaders of it.
+
+    A batch of validation text comes with the kinds of its prompts, whichever process reads which rows.
+    """
     temperatures = sorted(context.config.generate.temperatures, key=lambda t: (t == 0, t))
     texts = {validation_name(temperature): temperature for temperature in temperatures}
     cache = context.parent(Stage.logits).folder
     parts = {name: LogitCache(cache / name, cache.name) for name in ("train", *texts)}
-    train, collated = parts.pop("train"), collate
+    train, collated, written = parts.pop("train"), collate, responses(context)
+    kinds = {name: validation_kinds(written, temperature, parts[name]) for name, temperature in texts.items()}
     if context.config.draft.kind is Drafting.medusa:
         train, collated = HiddenRows(train, shortest=2), hidden_rows.collate  # the first head looks one token ahead
         parts = {name: HiddenRows(part) for name, part in parts.items()}
+        kinds = {name: [kinds[name][place] for place in part.index] for name, part in parts.items()}
     if not len(train):
         raise PipelineError(f"corpus.train={context.config.corpus.train}: no training prompt got an answer to learn from")
     size = context.config.codec.batch_size
     rollouts = LogitCache(cache / ROLLOUTS, cache.name) if context.config.regime.kind is Text.rollouts else None
-    return train, rollouts, texts, [DataLoader(part, batch_size=size, collate_fn=collated) for part in parts.values()]
+    with_kinds = partial(_with_kinds, collated)
+    labelled = [StackDataset(part, kinds[name]) for name, part in parts.items()]
+    return train, rollouts, texts, [DataLoader(one, batch_size=size, collate_fn=with_kinds) for one in labelled]
+
+
+def _with_kinds(collated: Callable[[Sequence[Any]], Any], rows: Sequence[tuple[Any, str]]) -> tuple[Any, tuple[str, ...]]:
+    """A batch of rows, and their kinds."""
+    plain, kinds = zip(*rows, strict=True)
+    return collated(plain), kinds
 
 
 def _loader(

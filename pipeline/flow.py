@@ -145,11 +145,10 @@ def _conclude(context: Context, run: tracking.Run) -> float:
     run.reads(found.data, [])
     run.makes(found.models)
     run.metrics(headline)
-    if Stage.report in context.artifacts:
-        report.publish(context, run)
+    beside = report.publish(context, run) if Stage.report in context.artifacts else []
     if Stage.drafters in context.artifacts:
         drafters.publish(context, run)
-    tables.show(context, tracking.store_uri(context.config.tracking, context.work))
+    tables.show(context, tracking.store_uri(context.config.tracking, context.work), beside)
     return headline.get("speed/ratio", float("nan"))
 
 

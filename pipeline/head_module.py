@@ -4,6 +4,7 @@ No model runs in training: the target's states are read, and what it says furthe
 Losses, checkpoints and choice are those of ``pipeline.module``.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,12 +59,13 @@ class HeadDistillation(Distillation):
     def new_tally(self, greedy: bool) -> HeadTally:
         return HeadTally([Tally(greedy) for _ in self.depths])
 
-    def validation_step(self, batch: HiddenBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(self, labelled: tuple[HiddenBatch, Sequence[str]], batch_idx: int, dataloader_idx: int = 0) -> None:
+        batch, kinds = labelled
         tally = list(self.tallies.values())[dataloader_idx]
         truth = self._truth(batch, (dataloader_idx, batch_idx))
         for depth in self.depths:
             later = batch.ahead(depth)[1]
-            tally.add(depth, medusa_heads.log_q(self.model, batch, [depth]), truth.support(later), batch.rows)
+            tally.add(depth, medusa_heads.log_q(self.model, batch, [depth]), truth.support(later), batch.rows, kinds)
 
     def _truth(self, batch: HiddenBatch, place: tuple[int, int]) -> Truth:
         """The target at all positions of a validation batch; what concerns all its ids is computed once."""

@@ -114,6 +114,16 @@ def overlap(p: Tensor, q: Tensor, vocabulary: Tensor | None) -> Tensor:
     return torch.minimum(p if vocabulary is None else p[:, vocabulary], q).sum(-1)
 
 
+def by_kind(held: HeldOut, responses: Sequence[Response]) -> dict[str, dict[str, float]]:
+    """By kind of prompt, the most frequent first: ``overlap`` as of all ``responses`` that were measured, and ``positions``."""
+    skipped = 1 if held.by_head else 0  # heads draft from an answer's second token on
+    chances: dict[str, list[float]] = {}
+    for response, text in zip(responses, held.acceptance, strict=True):
+        chances.setdefault(response.request.kind, []).extend(text[skipped:])
+    found = sorted(((kind, some) for kind, some in chances.items() if some), key=lambda one: (-len(one[1]), one[0]))
+    return {kind: {"overlap": sum(some) / len(some), "positions": len(some)} for kind, some in found}
+
+
 def of_split(responses: Sequence[Response], split: str, temperature: float) -> list[Response]:
     """The non-empty responses of one split written at one temperature."""
     return [r for r in responses if r.tokens and r.request.split == split and r.request.temperature == temperature]

@@ -64,3 +64,13 @@ def slices(shown: Sequence[Shown], temperature: str) -> list[tuple[str, int, flo
         (kind, len(some), median(r["measured"] for r in some), median(r["tokens_per_round"] for r in some))
         for kind, some in of.items()
     ]
+
+
+def agreement_by_kind(shown: Sequence[Shown], temperature: str) -> list[tuple[str, int, float]]:
+    """By kind of prompt of held-out text, over all drafts: (kind, positions, median overlap as decoded)."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for draft in shown:
+        kinds = draft.at(temperature).get("kinds", {}) if temperature in draft.document["by_temperature"] else {}
+        for kind, figures in kinds.items():
+            found.setdefault(kind, []).append(figures)
+    return [(kind, sum(int(f["positions"]) for f in some), median(f["overlap"] for f in some)) for kind, some in found.items()]

@@ -24,7 +24,7 @@ from data.shards import Seal, fault
 from pipeline import rehearsal, trainer
 from pipeline.choice import choose
 from pipeline.choices import Coding, Text
-from pipeline.coding import SPARE_BYTES, Parts, estimate, kept_states, parts, responses
+from pipeline.coding import SPARE_BYTES, Parts, estimate, in_order, kept_states, parts, responses
 from pipeline.config import Codec, Config
 from pipeline.context import Context
 from pipeline.errors import PipelineError
@@ -181,7 +181,7 @@ def _roller(context: Context) -> Roller:
 
 
 def _batches(rows: list[Response], count: int) -> list[list[Response]]:
-    ordered = sorted(rows, key=lambda r: (-r.length, r.request.key))
+    ordered = in_order(rows)
     return [ordered[i : i + count] for i in range(0, len(ordered), count)]
 
 

@@ -6,6 +6,7 @@ checkpoint stays. It knows nothing of files.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -130,9 +131,11 @@ class Distillation(L.LightningModule):
     def new_tally(self, greedy: bool) -> Tally | HeadTally:
         return Tally(greedy)
 
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(self, labelled: tuple[Batch, Sequence[str]], batch_idx: int, dataloader_idx: int = 0) -> None:
+        """``labelled``: a batch, and the kind of prompt of each of its rows."""
+        batch, kinds = labelled
         tally = list(self.tallies.values())[dataloader_idx]
-        tally.add(self.log_q(batch), losses.support(batch.targets, self.draft_ids), batch.predicts.sum(1).tolist())
+        tally.add(self.log_q(batch), losses.support(batch.targets, self.draft_ids), batch.predicts.sum(1).tolist(), kinds)
 
     def on_validation_epoch_end(self) -> None:
         found: dict[str, float] = {}

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from matplotlib.figure import Figure
 
-from pipeline import charts, lossy
+from pipeline import beside_table, card, charts, lossy, record
+from pipeline.beside import Neighbour
 from pipeline.charts import Shown
-from pipeline.link import correlations, link, slices
+from pipeline.link import agreement_by_kind, correlations, link, slices
 
 FILE = "report.html"
+PLACE = '<div id="beside"></div>'  # of the drafts beside a run's own
 WORDS = {
     "overlap": "overlap at the reference temperature",
     "top1": "top-1 agreement",
@@ -68,12 +70,8 @@ def charts_of(shown: Sequence[Shown]) -> dict[str, tuple[Draw, str]]:
 def render(title: str, rows: Sequence[Row], command: str, seed: int = 0) -> str:
     """The page."""
     shown = measured(rows)
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters["number"] = _number
     temperatures = charts.temperatures(shown)
-    return environment.get_template("page.html").render(
+    text = _template("page.html").render(
         title=title,
         command=command,
         rows=rows,
@@ -82,6 +80,7 @@ def render(title: str, rows: Sequence[Row], command: str, seed: int = 0) -> str:
         figures=[(name, _embedded(draw(shown)), caption) for name, (draw, caption) in charts_of(shown).items()],
         links=[(t, link(shown, t)) for t in temperatures],
         correlations=[(t, correlations(shown, t, seed)) for t in temperatures] if len(shown) > 2 else [],
+        kinds=[(t, found) for t in temperatures if (found := agreement_by_kind(shown, t))],
         slices=[(t, slices(shown, t)) for t in temperatures],
         words=WORDS,
         mark=lossy.mark,
@@ -91,6 +90,25 @@ def render(title: str, rows: Sequence[Row], command: str, seed: int = 0) -> str:
             for temperature, found in lossy.of(draft.document["by_temperature"]).items()
         ],
     )
+    alone = shown[0].document if len(shown) == len(rows) == 1 else {}
+    return with_beside(text, [Neighbour(**line) for line in alone.get(record.BESIDE, [])])
+
+
+def with_beside(text: str, lines: Sequence[Neighbour]) -> str:
+    """The page ``text`` of one run with the drafts beside its own; what of a command may be private is not shown."""
+    if not lines:
+        return text
+    command = beside_table.command(card.shareable(beside_table.missing(lines))) if beside_table.missing(lines) else ""
+    tables = _template("beside.html").render(table=beside_table.table(lines), notes=beside_table.notes(lines), command=command)
+    return text.replace(PLACE, tables, 1)
+
+
+def _template(name: str) -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["number"] = _number
+    return environment.get_template(name)
 
 
 def _embedded(figure: Figure) -> str:

@@ -15,6 +15,7 @@ from speculative.metrics import Acceptance
 from speculative.waterfall import waterfall
 
 FILE = "record.json"
+BESIDE = "beside"  # what a published record also has: the drafts of ``pipeline.beside``
 
 
 def document(context: Context, curves: dict[str, list[tuple[int, float]]]) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def _entry(entry: dict[str, Any], calibrate: dict[str, Any], temperature: str) -
     counts = Acceptance(tuple(map(tuple, entry["rounds"])), entry["emitted"])
     measured = entry["ratio"]["median"]
     kept = ("before", "draft_tokens", "predicted", "acceptance_rate", "tokens_per_round", "by_position", "ratio")
-    parts = {part: entry[part] for part in ("tree", lossy.LABEL) if part in entry}
+    parts = {part: entry[part] for part in ("tree", lossy.LABEL, "kinds") if part in entry}
     return {
         **{key: entry[key] for key in kept},
         **parts,

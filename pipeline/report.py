@@ -1,11 +1,17 @@
-"""Stage report: alignment and speed side by side, as a picture, as text and as a page, in the output folder and in MLflow."""
+"""Stage report: alignment and speed side by side, as a picture, as text and as a page, in the output folder and in MLflow.
+
+The stage's result is of this run alone, and so is its fingerprint. Which drafts to read it beside depends on what else was
+distilled meanwhile: they are put into what is published, anew at every execution (see ``pipeline.beside``).
+"""
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import card, drafters_page, figures, lossy, page, record, tables
+from pipeline import beside, beside_table, card, drafters_page, figures, lossy, page, record, tables
+from pipeline.beside import Neighbour
 from pipeline.calibrate import suffix
 from pipeline.choices import Stage
 from pipeline.context import Context
@@ -13,7 +19,7 @@ from pipeline.proposer import words
 from pipeline.tracking import Run
 from speculative.waterfall import Waterfall
 
-FORMAT = 3
+FORMAT = 4
 FIGURE, TEXT = "report.png", "report.md"
 CURVES = ("loss", "overlap", "forward_kl")
 
@@ -45,11 +51,16 @@ def _factors(context: Context, document: dict[str, Any]) -> dict[str, float]:
     return metrics
 
 
-def publish(context: Context, run: Run) -> None:
-    """Put the report beside this execution's log and on its MLflow run, whether it was made now or before."""
+def publish(context: Context, run: Run) -> list[Neighbour]:
+    """Put the report beside this execution's log and on its MLflow run, whether it was made now or before.
+
+    Gives the drafts that were put beside this run's.
+    """
     folder = context.parent(Stage.report).folder
     for name in (FIGURE, TEXT, page.FILE, record.FILE):
         shutil.copyfile(folder / name, context.output / name)
+    if lines := beside.of(context):
+        _put_beside(context.output, lines)
     if Stage.drafters in context.artifacts:  # it comes after the report, and not in every run
         shown = context.output / page.FILE
         compared = context.parent(Stage.drafters).details
@@ -68,3 +79,14 @@ def publish(context: Context, run: Run) -> None:
         for k, rate in enumerate(entry["by_position"], start=1)
     ]
     run.table({key: [row[key] for row in positions] for key in positions[0]}, "acceptance_by_position.json")
+    return lines
+
+
+def _put_beside(output: Path, lines: list[Neighbour]) -> None:
+    """Add the other drafts to the text, the page and the record in ``output``."""
+    with (output / TEXT).open("a") as text:
+        text.write("\n" + beside_table.markdown(lines))
+    shown = output / page.FILE
+    shown.write_text(page.with_beside(shown.read_text(encoding="utf-8"), lines), encoding="utf-8")
+    kept = output / record.FILE
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {record.BESIDE: [asdict(line) for line in lines]}))

@@ -125,6 +125,7 @@ def _plans(
             "after": _measures(after),
             "positions": after.positions,
             "by_head": after.by_head,
+            "kinds": held_out.by_kind(after, texts),
             "draft_tokens": length,
             "recommended_draft_tokens": recommended,
             "predicted": planned.predicted,

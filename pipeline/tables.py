@@ -1,21 +1,24 @@
 """The table at the end of a run: what was built, how well it agrees, how much time it saves, where things are."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from pipeline import comparison, lossy
+from pipeline import beside_table, comparison, lossy
+from pipeline.beside import Neighbour
 from pipeline.calibrate import costs_of
 from pipeline.choices import Stage
 from pipeline.context import Context
 from pipeline.proposer import words
+from pipeline.validation import KINDS
 from speculative.cost import Costs
 
 
-def show(context: Context, uri: str) -> None:
-    """Print what is known of this run."""
+def show(context: Context, uri: str, beside: Sequence[Neighbour]) -> None:
+    """Print what is known of this run, and the drafts ``beside`` its own, if there are any."""
     console = Console()
     rows = summary(context)
     if Stage.export in context.artifacts:
@@ -27,6 +30,8 @@ def show(context: Context, uri: str) -> None:
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
+    if beside:
+        beside_table.show(beside)
 
 
 def summary(context: Context) -> list[tuple[str, str]]:
@@ -78,6 +83,8 @@ def _speed(speculate: dict[str, Any], calibrate: dict[str, Any]) -> list[tuple[s
         break_even = calibrate["by_temperature"][temperature]["break_even_overlap"]
         at = f"T={temperature}{lossy.mark(entry)}"
         rows.append((f"alignment T={temperature}", _agreement(entry)))
+        if len(entry.get("kinds", {})) > 1:
+            rows.append((f"by kind T={temperature}", _kinds(entry["kinds"])))
         rows.append((
             f"acceptance {at}",
             f"rate {_number(entry['acceptance_rate'])} at K={entry['draft_tokens']}, {entry['tokens_per_round']:.2f} tokens a "
@@ -114,6 +121,12 @@ def _agreement(entry: dict[str, Any]) -> str:
         f"forward KL {both('forward_kl', 2)}, overlap {both('overlap', 3)}, top-1 {both('top1', 3)}  "
         f"({'before → after, ' if before else ''}{entry['positions']:,} positions of held-out text)"
     )
+
+
+def _kinds(kinds: dict[str, dict[str, float]]) -> str:
+    """The overlap of the most frequent kinds of prompt."""
+    shown = [f"{kind} {figures['overlap']:.3f}" for kind, figures in [*kinds.items()][:KINDS]]
+    return f"overlap as decoded: {', '.join(shown)}" + (f", and {len(kinds) - KINDS} more" if len(kinds) > KINDS else "")
 
 
 def _ratio(entry: dict[str, Any], break_even: float) -> str:

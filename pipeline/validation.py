@@ -5,6 +5,8 @@ same best one; else with probability Σ min(p, q) at temperature 1, whatever the
 """
 
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,11 +14,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from data.artifact import fingerprint
 from pipeline.losses import Support, forward_kl, overlap_at_least, top1
 from speculative.cost import Costs, Deeper, rounds_needed
 
 PLACES = (0, 16, 64, math.inf)  # positions in the response, from … up to
 ENTROPIES = (0.0, 0.5, 2.0, math.inf)  # nats of the target
+KINDS = 8  # of prompts that have a slice of their own, those with the most positions
+LONGEST_NAME = 80  # characters of a kind in the name of a metric; MLflow takes 250 for all of it
 
 
 @dataclass
@@ -26,19 +31,25 @@ class Tally:
     greedy: bool
     _parts: list[Tensor] = field(default_factory=list)  # (N, 5): overlap, top1, KL, place, entropy
     _rows: list[int] = field(default_factory=list)
+    _kinds: list[str] = field(default_factory=list)
 
-    def add(self, log_q: Tensor, target: Support, rows: list[int], first: int = 0) -> None:
-        """Count N positions, ``rows[i]`` of them in response i, in row-major order, from its token ``first`` on."""
+    def add(self, log_q: Tensor, target: Support, rows: list[int], kinds: Sequence[str], first: int = 0) -> None:
+        """Count N positions, ``rows[i]`` of them in response i, in row-major order, from its token ``first`` on.
+
+        ``kinds[i]`` is the kind of prompt that response i answers.
+        """
         place = torch.cat([torch.arange(first, first + count, device=log_q.device) for count in rows]).to(log_q.dtype)
         values = (overlap_at_least(log_q, target), top1(log_q, target), forward_kl(log_q, target), place, entropy(target))
         self._parts.append(torch.stack([value.to(log_q.dtype) for value in values], 1).double().cpu())
         self._rows += rows
+        self._kinds += kinds
 
     def means(self) -> dict[str, float]:
-        """Overlap, top-1 agreement and forward KL, and the overlap by place in the response and by target entropy."""
+        """Overlap, top-1 agreement and forward KL; the overlap by place in the response, target entropy and kind of prompt."""
         table = torch.cat(self._parts)
         found = dict(zip(("overlap", "top1", "forward_kl"), table[:, :3].mean(0).tolist(), strict=True))
-        return found | _slices(table, 3, "position", PLACES) | _slices(table, 4, "entropy", ENTROPIES)
+        found |= _slices(table, 3, "position", PLACES) | _slices(table, 4, "entropy", ENTROPIES)
+        return found | _by_kind(table[:, 0].split(self._rows), self._kinds)
 
     def ratio(self, costs: Costs) -> float:
         """Plain time ÷ speculative time at the best K ≥ 1, as these positions promise at ``costs``.
@@ -61,9 +72,12 @@ class HeadTally:
     heads: list[Tally]
     _rows: list[int] = field(default_factory=list)
 
-    def add(self, depth: int, log_q: Tensor, target: Support, rows: Sequence[int]) -> None:
-        """Count the positions at which head ``depth``, 1 the first, is judged; ``rows`` are the lengths of the responses."""
-        self.heads[depth - 1].add(log_q, target, [max(count - depth, 0) for count in rows], depth)
+    def add(self, depth: int, log_q: Tensor, target: Support, rows: Sequence[int], kinds: Sequence[str]) -> None:
+        """Count the positions at which head ``depth``, 1 the first, is judged.
+
+        ``rows`` are the lengths of the responses, ``kinds`` the kinds of the prompts that they answer.
+        """
+        self.heads[depth - 1].add(log_q, target, [max(count - depth, 0) for count in rows], kinds, depth)
         self._rows += rows if depth == 1 else ()
 
     def means(self) -> dict[str, float]:
@@ -106,3 +120,27 @@ def _slices(table: Tensor, column: int, name: str, limits: tuple[float, ...]) ->
         if bool(inside.any()):
             found[f"overlap_{name}_{low:g}"] = float(table[inside, 0].mean())
     return found
+
+
+def _by_kind(overlaps: Sequence[Tensor], kinds: Sequence[str]) -> dict[str, float]:
+    """Mean overlap by kind of prompt, from the overlaps of each response; a kind without positions is left out."""
+    sums: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for values, kind in zip(overlaps, kinds, strict=True):
+        sums[kind] += float(values.sum())
+        counts[kind] += len(values)
+    most = sorted((kind for kind in counts if counts[kind]), key=lambda kind: (-counts[kind], kind))[:KINDS]
+    return {f"overlap_kind_{name}": sums[kind] / counts[kind] for kind, name in zip(most, metric_names(most), strict=True)}
+
+
+def metric_names(kinds: Sequence[str]) -> list[str]:
+    """What each kind is called in the name of a metric: its letters and digits, for that is what MLflow takes everywhere.
+
+    Kinds that would go by one name, or by none, are told apart by a hash.
+    """
+    plain = [re.sub(r"[^A-Za-z0-9.-]+", "_", kind).strip("_")[:LONGEST_NAME] for kind in kinds]
+    shared = Counter(plain)
+    return [
+        name if name and shared[name] == 1 else f"{name}_{fingerprint(kind)[:6]}".lstrip("_")
+        for kind, name in zip(kinds, plain, strict=True)
+    ]

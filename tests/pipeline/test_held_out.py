@@ -8,7 +8,7 @@ from data.responses import Request, Response
 from pipeline import tiny
 from pipeline.config import Draft as DraftConfig
 from pipeline.draft import build
-from pipeline.held_out import measure, of_split
+from pipeline.held_out import HeldOut, by_kind, measure, of_split
 from speculative import Draft, Sampling
 
 KEPT = torch.arange(0, 259, 2)
@@ -98,3 +98,19 @@ def test_only_written_responses_of_the_split_and_temperature_count():
         response(4, (1,), (2,), temperature=0.0),
     ]
     assert of_split([*others, wanted], "test", 1.0) == [wanted]
+
+
+def test_overlap_by_kind_counts_the_positions_of_its_own_answers():
+    answers = [
+        Response(Request(key, "test", f"p{key}", kind, 1.0, (1,)), (2,) * count, False)
+        for key, (kind, count) in enumerate((("rare", 1), ("often", 2), ("often", 3)))
+    ]
+    chances = [[0.5], [0.0, 1.0], [0.0, 0.5, 0.6]]
+    found = by_kind(HeldOut(chances, {}, 6, [[]] * 3), answers)
+    assert list(found.items()) == [
+        ("often", {"overlap": pytest.approx(0.42), "positions": 5}),
+        ("rare", {"overlap": 0.5, "positions": 1}),
+    ]
+    # Heads have no draft of an answer's first token.
+    found = by_kind(HeldOut([[0.0], *chances[1:]], {}, 3, [[]] * 3, by_head=[{}]), answers)
+    assert found == {"often": {"overlap": pytest.approx(0.7), "positions": 3}}

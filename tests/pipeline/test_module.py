@@ -151,7 +151,7 @@ def test_weights_that_diverge_stop_at_their_step_and_the_last_good_checkpoint_st
         num_sanity_val_steps=0, enable_checkpointing=True,
     )  # fmt: skip
     with pytest.raises(PipelineError, match=r"the loss is [\d.e+]+ at step 3; the last good checkpoint is kept"):
-        runner.fit(learner, loader([good] * 6), loader([good]))
+        runner.fit(learner, loader([good] * 6), loader([(good, ("a",) * len(PROMPTS))]))
     kept = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert kept["global_step"] == 2
     learner.load_state_dict(kept["state_dict"])
@@ -179,7 +179,10 @@ def test_validation_divides_sums_by_counts(tmp_path):
     draft = build(model(1), DraftConfig(layers=[0]), KEPT)
     learner = module(draft, names=("validation-1", "validation-0"))
     # Batches of two rows and of one: a mean of batch means would be another number.
-    loaders = [loader([collate(made[:2]), collate(made[2:])]), loader([collate(made[:1])])]
+    loaders = [
+        loader([(collate(made[:2]), ("a", "b")), (collate(made[2:]), ("a",))]),
+        loader([(collate(made[:1]), ("a",))]),
+    ]
     runner = trainer(tmp_path)
     runner.validate(learner, loaders, verbose=False)
     with torch.no_grad():
@@ -195,6 +198,11 @@ def test_validation_divides_sums_by_counts(tmp_path):
         for metric in ("overlap", "top1", "forward_kl"):
             dense = torch.cat([getattr(part, metric) for part in chosen]).mean().item()
             assert runner.callback_metrics[f"{name}/{metric}"].item() == pytest.approx(dense, abs=1e-4)
+    found = runner.callback_metrics
+    for kind, chosen in (("a", parts[::2]), ("b", parts[1:2])):
+        dense = torch.cat([part.overlap for part in chosen]).mean().item()
+        assert found[f"validation-1/overlap_kind_{kind}"].item() == pytest.approx(dense, abs=1e-4)
+    assert "validation-0/overlap_kind_b" not in found
     means = [torch.cat([p.overlap for p in group]).mean() for group in (parts[:2], parts[2:])]
     assert abs(sum(means) / 2 - torch.cat([p.overlap for p in parts]).mean()) > 1e-3
 

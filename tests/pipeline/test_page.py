@@ -1,5 +1,6 @@
 """The page of one run, of forty, of failed ones and of long names: self-contained, escaped, with the right numbers."""
 
+import json
 import math
 import re
 
@@ -7,9 +8,9 @@ import pytest
 
 from pipeline import page, study
 from pipeline.errors import PipelineError
-from pipeline.link import correlations, kept, link, slices
+from pipeline.link import agreement_by_kind, correlations, kept, link, slices
 from pipeline.page import measured
-from tests.pipeline.conftest import only
+from tests.pipeline.conftest import SMOKE, only
 from tests.pipeline.documents import document, rows
 
 FETCHES = re.compile(r"""(?:src|href)=["'](?!data:)|url\((?!["']?data:)|<script|@import|https?://""")
@@ -84,6 +85,16 @@ def test_slices_count_every_timing():
     assert [(kind, count) for kind, count, *_ in slices(measured(rows(3)), "0")] == [("explain", 6), ("test", 6), ("write", 6)]
 
 
+def test_agreement_by_kind_is_the_median_over_drafts_that_have_it():
+    drafts = measured(rows(3))
+    assert agreement_by_kind(drafts, "0") == []
+    for number, draft in enumerate(drafts[1:], start=1):
+        draft.at("0")["kinds"] = {"a<b>": {"overlap": number / 10, "positions": 5}}
+    assert agreement_by_kind(drafts, "0") == [("a<b>", 10, pytest.approx(0.15))]
+    text = page.render("A sweep", [page.Row(d.number, d.name, "FINISHED", "", d.document) for d in drafts], "")
+    assert '<td class="text">a&lt;b&gt;</td><td>10</td><td>0.150</td>' in text
+
+
 def test_a_position_that_was_never_reached_is_a_dash():
     lost = document(0.3)
     for entry in lost["by_temperature"].values():
@@ -102,8 +113,29 @@ def test_report_stage_writes_the_page_and_the_record(smoke):
     text = (folder / "report.html").read_text()
     assert all(f'id="{name}"' in text for name in ("speed", "positions", "waterfall", "curves"))
     [output] = (smoke.work / "runs").iterdir()
-    assert (output / "report.html").read_text() == text
-    assert (output / "record.json").is_file()
+    published = (output / "report.html").read_text()
+    before, after = text.split(page.PLACE)
+    assert published.startswith(before)
+    assert published.endswith(after)
+    assert "<h2>Alignment by kind of prompt</h2>" in text
+    assert "<h2>Beside this draft</h2>" not in text, "what stands beside a draft changes, the stage's result does not"
+
+
+def test_what_is_published_shows_the_drafts_beside_this_one(smoke):
+    [output] = (smoke.work / "runs").iterdir()
+    told, shown = (output / "report.md").read_text(), (output / "report.html").read_text()
+    lines = json.loads((output / "record.json").read_text())["beside"]
+    own = only(smoke.work / "artifacts" / "distil").name
+    assert [line["draft"] for line in lines] == [None, own, None, own]
+    assert lines[0]["agreement"].keys() == lines[1]["agreement"].keys() == {"0", "1"}
+    assert lines[1]["measured"].keys() == {"0", "1"}
+    wanted = [SMOKE, f"paths.work={smoke.work}", "objective=cross_entropy", "stages=[corpus,generate,logits,distil]"]
+    assert lines[2]["arguments"] == wanted
+    assert f"python -m pipeline {SMOKE} paths.work={smoke.work} objective=cross_entropy 'stages=" in told
+    for text in (told, shown, smoke.stdout):
+        assert all(name in text for name in ("undistilled", "this draft", "cross-entropy alone", "best so far"))
+    assert smoke.stdout.rstrip().endswith("'stages=[corpus,generate,logits,distil]'")
+    assert str(smoke.work) not in shown
 
 
 def test_study_reads_an_execution_from_the_store(smoke, tmp_path, capsys):
