@@ -1,19 +1,23 @@
 """The smoke experiment with a head of low rank: it trains, is lossless, and is exported as the stock model it stands for."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from pipeline import existing
-from pipeline.choices import Stage
+from data.artifact import folder_hash
+from pipeline import draft as drafts
+from pipeline import existing, export, low_rank
+from pipeline.choices import Format, Stage
 from pipeline.config import Config, Draft
 from pipeline.errors import PipelineError
 from pipeline.tiny import byte_tokenizer
 from pipeline.undistilled import draft_identity
 from tests.pipeline.conftest import SMOKE
+from tests.pipeline.exported import Child, finished, in_this_process, stage_folder
 from tests.pipeline.test_link_experiment import folders
 from tests.pipeline.test_medusa_run import newest
 
@@ -43,6 +47,21 @@ def test_every_stage_runs_and_the_export_is_what_was_trained(work, attempt):
     card = (place / "README.md").read_text()
     assert "vocabulary 128, head of rank 12" in card
     assert "the two matrices of its head are multiplied out to one" in card
+
+
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_both_forms_of_the_export_are_the_product_and_nothing_is_rounded_but_it(tmp_path, monkeypatch, trimmed):
+    in_this_process(monkeypatch)
+    context = finished(tmp_path, trimmed=trimmed, format=Format.both)
+    folder = context.parent(Stage.distil).folder / "draft"
+    draft = drafts.load(folder, torch.float32)
+    low_rank.factor(draft.model, 20)
+    drafts.save(draft, folder)
+    context.artifacts[Stage.speculate] = replace(context.parent(Stage.speculate), draft=folder_hash(folder))
+    _, details = export.run(context, stage_folder(context), Child())
+    for form in ("transformers", "gguf"):
+        assert details[form]["largest_logit_difference"] <= 1e-4
+        assert details[form]["same_output"]
 
 
 def test_a_rank_shapes_draft_and_cost_and_no_rank_leaves_results_as_they_were(tmp_path):
