@@ -39,14 +39,16 @@ class Result:
 class Neighbour:
     """A line of the table. ``draft`` is the fingerprint of a result of distil, None where there is none.
 
-    ``agreement``: ``overlap`` and ``top1`` by temperature of the text. ``measured``: the speed ratio (``median``, ``low``,
-    ``high``, ``lossy``) by temperature of decoding; not ``alike``: with other settings than this run's or on another machine.
-    ``differs``: the keys that tell it from this run's draft; ``arguments`` of the command that makes it, if it is missing.
+    ``validation`` and, if it was decoded with, ``test``: ``overlap`` and ``top1`` by temperature of the text. ``measured``: the
+    speed ratio (``median``, ``low``, ``high``, ``lossy``) by temperature; not ``alike``: with other settings than this run's
+    or on another machine. ``differs``: the keys that tell it from this run's draft; ``arguments`` of the command that makes
+    it, if it is missing.
     """
 
     name: str
     draft: str | None = None
-    agreement: dict[str, dict[str, float]] = field(default_factory=dict)
+    validation: dict[str, dict[str, float]] = field(default_factory=dict)
+    test: dict[str, dict[str, float]] = field(default_factory=dict)
     ratio_estimated: float | None = None
     best_step: int | None = None
     steps: int | None = None
@@ -55,6 +57,16 @@ class Neighbour:
     alike: bool = True
     differs: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Race:
+    """What a result of speculate says, by temperature: agreement ``before`` distillation and ``after`` it, and speed."""
+
+    alike: bool = True
+    before: dict[str, dict[str, float]] = field(default_factory=dict)
+    after: dict[str, dict[str, float]] = field(default_factory=dict)
+    ratios: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def of(context: Context) -> list[Neighbour]:
@@ -86,8 +98,12 @@ def neighbours(
     """The lines for the draft ``own``, decoded with in the race ``raced``; ``arguments`` make its twin."""
     identities = {one.fingerprint: one.identity for one in drafts}
     mine = identities.get(own, {})
-    speeds = _speeds(raced, races)
-    known = [_line(one, mine, speeds) for one in drafts if all(one.identity.get(k) == mine.get(k) for k in SAME)]
+    decoded = _decoded(raced, races)
+    known = [
+        _line(one, mine, decoded.get(one.fingerprint, _Race()))
+        for one in drafts
+        if all(one.identity.get(k) == mine.get(k) for k in SAME)
+    ]
     lines = {line.draft: line for line in known if line is not None}
     if own not in lines:
         return []
@@ -95,26 +111,26 @@ def neighbours(
     twins = sorted((name for name in lines if _is_twin(identities[name], mine)), key=lambda name: (name != own, name))
     twin = Neighbour(TWIN, arguments=arguments) if not twins else lines[twins[0]]
     best = max(lines.values(), key=lambda line: (line.ratio_estimated, line.draft == own, line.draft))
-    before = Neighbour(UNDISTILLED, agreement=_before(raced, races), read_per_step=this.read_per_step)
+    before = Neighbour(UNDISTILLED, test=decoded.get(own, _Race()).before, read_per_step=this.read_per_step)
     return [before, replace(this, name=THIS), replace(twin, name=TWIN), replace(best, name=BEST)]
 
 
-def _line(result: Result, mine: dict[str, Any], speeds: dict[str, tuple[bool, dict[str, Any]]]) -> Neighbour | None:
+def _line(result: Result, mine: dict[str, Any], race: _Race) -> Neighbour | None:
     """What a result of distil says of its draft; None if it does not say it all."""
     details = result.details
     try:
-        agreement: dict[str, dict[str, float]] = {}
+        found: dict[str, dict[str, float]] = {}
         for name, value in details["validation"].items():
             if match := re.fullmatch(r"validation-([\d.e+-]+)/(overlap|top1)", name):
-                agreement.setdefault(match[1], {})[match[2]] = float(value)
+                found.setdefault(match[1], {})[match[2]] = float(value)
         ratio, step = float(details["draft/ratio_estimated"]), int(details["best_step"])
         steps, read = int(result.identity["trainer"]["max_steps"]), int(details["shape"]["read_per_step"])
     except NOT_OURS:
         return None
-    alike, measured = speeds.get(result.fingerprint, (True, {}))
+    if not math.isfinite(ratio):
+        return None
     differs = differences(result.identity, mine)
-    line = Neighbour("", result.fingerprint, agreement, ratio, step, steps, read, measured, alike, differs)
-    return line if math.isfinite(ratio) else None
+    return Neighbour("", result.fingerprint, found, race.after, ratio, step, steps, read, race.ratios, race.alike, differs)
 
 
 def _is_twin(identity: dict[str, Any], mine: dict[str, Any]) -> bool:
@@ -126,31 +142,32 @@ def _is_twin(identity: dict[str, Any], mine: dict[str, Any]) -> bool:
     return objective.get("reference") is None and others[0] == others[1]
 
 
-def _speeds(raced: str, races: Sequence[Result]) -> dict[str, tuple[bool, dict[str, Any]]]:
-    """By draft, the speed ratio of a race at each temperature, and whether that race was like this run's, ``raced``."""
-    settings = {one.fingerprint: {k: v for k, v in one.identity.items() if k != "parents"} for one in races}
-    found: dict[str, tuple[bool, dict[str, Any]]] = {}
-    for race in sorted(races, key=lambda one: one.fingerprint != raced):
-        alike = settings[race.fingerprint] == settings.get(raced)
+def _decoded(raced: str, races: Sequence[Result]) -> dict[str, _Race]:
+    """By draft, the race ``raced`` of this run, else one with its settings, else any."""
+    settings = {one.fingerprint: {key: value for key, value in one.identity.items() if key != "parents"} for one in races}
+    found: dict[str, _Race] = {}
+    for one in sorted(races, key=lambda one: one.fingerprint != raced):
         try:
-            draft = str(race.identity["parents"]["distil"])
-            ratios = {t: _ratio(entry) for t, entry in race.details["by_temperature"].items()}
+            draft, entries = str(one.identity["parents"]["distil"]), one.details["by_temperature"].items()
+            race = _Race(
+                settings[one.fingerprint] == settings.get(raced),
+                {t: _agreement(entry["before"]) for t, entry in entries if entry["before"]},
+                {t: _agreement(entry["after"]) for t, entry in entries},
+                {t: _ratio(entry) for t, entry in entries},
+            )
         except NOT_OURS:
             continue
-        if draft not in found or (alike and not found[draft][0]):
-            found[draft] = alike, ratios
+        if draft not in found or (race.alike and not found[draft].alike):
+            found[draft] = race
     return found
+
+
+def _agreement(measures: dict[str, Any]) -> dict[str, float]:
+    return {name: float(measures[name]) for name in ("overlap", "top1")}
 
 
 def _ratio(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: float(entry["ratio"][key]) for key in ("median", "low", "high")} | {"lossy": lossy.LABEL in entry}
-
-
-def _before(raced: str, races: Sequence[Result]) -> dict[str, dict[str, float]]:
-    """Agreement of the undistilled draft on held-out text, by temperature; empty where the race did not measure it."""
-    [details] = [race.details for race in races if race.fingerprint == raced] or [{}]
-    entries = {t: entry["before"] for t, entry in details.get("by_temperature", {}).items() if entry.get("before")}
-    return {t: {name: before[name] for name in ("overlap", "top1")} for t, before in entries.items()}
 
 
 def twin_arguments(overrides: Sequence[str], objective: Objective) -> list[str]:

@@ -21,23 +21,17 @@ def command(arguments: Sequence[str]) -> str:
 
 def table(lines: Sequence[Neighbour]) -> list[list[str]]:
     """The header, and a row for each line."""
-    at = sorted({t for line in lines for t in (*line.agreement, *line.measured)}, key=float)
-    each = " · ".join(f"T={t}" for t in at)
-    header = [
-        "draft",
-        f"overlap {each}",
-        f"top-1 {each}",
-        "estimated ratio",
-        "best step",
-        "read a step",
-        f"measured ratio {each}",
-    ]
+    at = sorted({t for line in lines for t in (*line.validation, *line.test, *line.measured)}, key=float)
+    each = _each([f"T={t}" for t in at])
+    agreement = [f"{name}, {text} text, {each}" for text in ("validation", "test") for name in ("overlap", "top-1")]
+    header = ["draft", *agreement, "estimated ratio", "best step", "read a step", f"measured ratio, {each}"]
     return [header, *(_cells(line, at) for line in lines)]
 
 
 def _cells(line: Neighbour, at: Sequence[str]) -> list[str]:
     agreement = [
-        _each([f"{line.agreement[t][name]:.3f}" if name in line.agreement.get(t, {}) else "–" for t in at])
+        _each([f"{found[t][name]:.3f}" if name in found.get(t, {}) else "–" for t in at])
+        for found in (line.validation, line.test)
         for name in ("overlap", "top1")
     ]
     ratios = _each([_words(line.measured[t]) if t in line.measured else "–" for t in at])
@@ -63,9 +57,7 @@ def _words(ratio: dict[str, Any]) -> str:
 def notes(lines: Sequence[Neighbour]) -> list[str]:
     """What the table does not say, in sentences; the command for a missing draft is ``missing``'s."""
     before, this, twin, best = lines
-    said = ["The undistilled draft's agreement is that on test text, all others' is that on validation text."]
-    if not before.agreement:
-        said = ["The undistilled draft was not measured; decoding.baselines=true does it."]
+    said = [] if before.test else ["The undistilled draft was not measured; decoding.baselines=true does it."]
     if twin.draft == this.draft:
         said.append("This draft was trained by cross-entropy alone.")
     elif twin.draft is None and not twin.arguments:

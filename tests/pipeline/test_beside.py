@@ -9,6 +9,7 @@ from data.artifact import fingerprint
 from pipeline import beside, beside_table, page
 from pipeline.beside import BEST, THIS, TWIN, UNDISTILLED, Neighbour, neighbours, results, twin_arguments
 from pipeline.config import Objective
+from tests.pipeline.conftest import SMOKE
 from tests.pipeline.documents import rows
 from tests.pipeline.test_config import composed
 
@@ -54,6 +55,7 @@ def raced(folder, draft: str, ratio: float, machine: str = "here", before: bool 
     entry = {
         "ratio": {"median": ratio, "low": ratio - 0.1, "high": ratio + 0.1},
         "before": {"overlap": 0.05, "top1": 0.04, "forward_kl": 9.0} if before else None,
+        "after": {"overlap": 0.45, "top1": 0.35, "forward_kl": 1.0},
     }
     return write(folder / "speculate", identity, {"by_temperature": {"0": entry, "1": entry | {"lossy": {}}}})
 
@@ -66,19 +68,39 @@ def found(folder, own: str, race: str, arguments=("objective=cross_entropy",)) -
 def test_the_twin_is_this_run_s_with_cross_entropy_and_nothing_else_changed(tmp_path):
     own = distilled(tmp_path, 1.3)
     twin = distilled(tmp_path, 1.2, objective=CROSS_ENTROPY)
-    distilled(tmp_path, 1.25, objective=CROSS_ENTROPY, steps=6000)  # not at equal compute
-    distilled(tmp_path, 1.21, objective=CROSS_ENTROPY | {"reference": "a draft"})  # not cross-entropy alone
-    distilled(tmp_path, 9.0, objective=CROSS_ENTROPY, parents=PARENTS | {"logits": "another cache"})
     race = raced(tmp_path, own, 1.1)
     lines = found(tmp_path, own, race)
     assert list(lines) == [UNDISTILLED, THIS, TWIN, BEST]
     assert (lines[TWIN].draft, lines[TWIN].arguments) == (twin, [])
     assert lines[TWIN].differs == ["objective.divergence: forward_kl → cross_entropy"]
-    assert lines[THIS].agreement == {"1": {"overlap": 1.3 / 3, "top1": 0.4}, "0": {"overlap": 0.5, "top1": 0.6}}
+    assert lines[THIS].validation == {"1": {"overlap": 1.3 / 3, "top1": 0.4}, "0": {"overlap": 0.5, "top1": 0.6}}
     assert (lines[THIS].best_step, lines[THIS].steps, lines[THIS].read_per_step) == (500, 600, 12_000_000)
     assert lines[BEST].draft == own
-    assert lines[UNDISTILLED].agreement["0"] == {"overlap": 0.05, "top1": 0.04}
+    assert lines[UNDISTILLED].test["0"] == {"overlap": 0.05, "top1": 0.04}
+    assert lines[THIS].test["1"] == {"overlap": 0.45, "top1": 0.35}
+    assert lines[TWIN].test == {}
     assert beside_table.missing([*lines.values()]) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 6000},  # not at equal compute
+        {"objective": CROSS_ENTROPY | {"reference": "a draft"}},  # not cross-entropy alone
+        {"objective": {"divergence": "overlap"}},
+        {"parents": PARENTS | {"logits": "another cache"}},
+    ],
+)
+def test_what_is_nearly_a_twin_is_none(tmp_path, changes):
+    own = distilled(tmp_path, 1.3)
+    distilled(tmp_path, 1.2, **{"objective": CROSS_ENTROPY} | changes)
+    assert found(tmp_path, own, "")[TWIN].draft is None
+
+
+def test_a_draft_from_another_cache_is_not_the_best_so_far(tmp_path):
+    own = distilled(tmp_path, 1.3)
+    distilled(tmp_path, 9.0, parents=PARENTS | {"logits": "another cache"})
+    assert found(tmp_path, own, "")[BEST].draft == own
 
 
 def test_without_a_twin_the_command_that_makes_it_is_said(tmp_path):
@@ -87,7 +109,7 @@ def test_without_a_twin_the_command_that_makes_it_is_said(tmp_path):
     assert lines[2] == Neighbour(TWIN, arguments=["objective=cross_entropy"])
     text = beside_table.markdown(lines)
     assert "\n```console\npython -m pipeline objective=cross_entropy\n```\n" in text
-    assert "| cross-entropy alone | – | – | – | – | – | – |" in text
+    assert "| cross-entropy alone | – | – | – | – | – | – | – | – |" in text
     lines[2] = Neighbour(TWIN)
     assert "name a codec" in beside_table.markdown(lines)
     assert "```" not in beside_table.markdown(lines)
@@ -113,9 +135,10 @@ def test_the_best_so_far_may_be_another_and_what_tells_it_apart_is_said(tmp_path
     assert again[BEST].alike, "of its races the one with this run's settings is shown"
     assert again[BEST].measured["1"] == {"median": 1.4, "low": pytest.approx(1.3), "high": pytest.approx(1.5), "lossy": True}
     header, *table = beside_table.table([*lines.values()])
-    assert header[1] == "overlap T=0 · T=1"
-    assert table[3] == [BEST, "0.500 · 0.500", "0.600 · 0.400", "1.50", "2900 of 3000", "24.0 M",
-                        "1.90 [1.80, 2.00] · 1.90 [1.80, 2.00] (lossy) *"]  # fmt: skip
+    assert header[1] == "overlap, validation text, T=0 · T=1"
+    assert table[3][:5] == [BEST, "0.500 · 0.500", "0.600 · 0.400", "0.450 · 0.450", "0.350 · 0.350"]
+    assert table[3][5:8] == ["1.50", "2900 of 3000", "24.0 M"]
+    assert table[3][8] == "1.90 [1.80, 2.00] · 1.90 [1.80, 2.00] (lossy) *"
     notes = beside_table.notes([*lines.values()])
     assert any("draft.layers: [0, 1] → [0, 1, 2, 3]; trainer.max_steps" in note for note in notes)
     assert notes[-1].startswith("* ")
@@ -126,7 +149,6 @@ SPOILT = {
     "binary": b"\xff\xfe\x00",
     "a list": "[]",
     "without details": '{"identity": {}}',
-    "under another name": json.dumps({"identity": {"stage": "distil"}, "details": {}}),
 }
 
 
@@ -142,7 +164,14 @@ def test_damaged_and_foreign_manifests_are_passed_over(tmp_path, content):
     assert found(tmp_path, own, race)[BEST].draft == own
 
 
-@pytest.mark.parametrize("spoil", ["nan", "no ratio", "no steps", "a word", "no validation"])
+def test_a_manifest_that_is_not_what_its_folder_is_named_is_passed_over(tmp_path):
+    own = distilled(tmp_path, 1.3)
+    better = tmp_path / "distil" / distilled(tmp_path, 9.0, layers=(0,))
+    better.rename(better.with_name("0123456789abcdef"))
+    assert found(tmp_path, own, "")[BEST].draft == own
+
+
+@pytest.mark.parametrize("spoil", ["nan", "infinite", "no ratio", "no steps", "a word", "no validation"])
 def test_a_draft_that_does_not_say_it_all_is_passed_over(tmp_path, spoil):
     own = distilled(tmp_path, 1.3)
     path = tmp_path / "distil" / distilled(tmp_path, 9.0, layers=(0,)) / "manifest.json"
@@ -153,7 +182,9 @@ def test_a_draft_that_does_not_say_it_all_is_passed_over(tmp_path, spoil):
     elif spoil == "no validation":
         details["validation"] = None
     else:
-        details |= {"draft/ratio_estimated": {"nan": float("nan"), "no ratio": None, "a word": "fast"}[spoil]}
+        details |= {
+            "draft/ratio_estimated": {"nan": float("nan"), "infinite": float("inf"), "no ratio": None, "a word": "fast"}[spoil]
+        }
     path.write_text(json.dumps(manifest))
     assert found(tmp_path, own, "")[BEST].draft == own
 
@@ -164,7 +195,7 @@ def test_a_race_that_is_not_whole_measures_nothing(tmp_path):
     write(tmp_path / "speculate", {"parents": None}, {})
     lines = found(tmp_path, own, raced(tmp_path, own, 1.1, before=False))
     assert lines[THIS].measured["0"]["median"] == 1.1
-    assert lines[UNDISTILLED].agreement == {}
+    assert lines[UNDISTILLED].test == {}
     assert "decoding.baselines=true" in beside_table.markdown([*lines.values()])
 
 
@@ -218,3 +249,15 @@ def test_the_table_is_printed_and_its_command_can_be_copied(tmp_path, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].strip() == "Beside this draft"
     assert printed[-1] == beside_table.command(arguments)
+
+
+def test_the_command_that_is_printed_makes_the_twin_that_the_next_execution_finds(work, attempt):
+    for overrides in (twin_arguments([SMOKE], Objective()), [SMOKE]):
+        code, stderr = attempt(*overrides, work=work)
+        assert code == 0, stderr
+    [record] = (work / "runs").glob("*/record.json")  # the copy begins without runs
+    lines = {line["name"]: Neighbour(**line) for line in json.loads(record.read_text())["beside"]}
+    assert lines[TWIN].draft != lines[THIS].draft
+    assert "objective.divergence: forward_kl → cross_entropy" in lines[TWIN].differs
+    assert lines[TWIN].steps == lines[THIS].steps
+    assert lines[BEST].ratio_estimated == max(lines[THIS].ratio_estimated, lines[TWIN].ratio_estimated)

@@ -127,7 +127,7 @@ def test_what_is_published_shows_the_drafts_beside_this_one(smoke):
     lines = json.loads((output / "record.json").read_text())["beside"]
     own = only(smoke.work / "artifacts" / "distil").name
     assert [line["draft"] for line in lines] == [None, own, None, own]
-    assert lines[0]["agreement"].keys() == lines[1]["agreement"].keys() == {"0", "1"}
+    assert all(found.keys() == {"0", "1"} for found in (lines[0]["test"], lines[1]["test"], lines[1]["validation"]))
     assert lines[1]["measured"].keys() == {"0", "1"}
     wanted = [SMOKE, f"paths.work={smoke.work}", "objective=cross_entropy", "stages=[corpus,generate,logits,distil]"]
     assert lines[2]["arguments"] == wanted
