@@ -110,8 +110,8 @@ def guesses(draft: Draft, ids: Tensor, keep: int) -> Tensor:
 
 
 def overlap(p: Tensor, q: Tensor, vocabulary: Tensor | None) -> Tensor:
-    """Σ min(p, q) by position, (N,)."""
-    return torch.minimum(p if vocabulary is None else p[:, vocabulary], q).sum(-1)
+    """Σ min(p, q) by position, (N,); a rounded sum may come out a hair above 1, which no chance is."""
+    return torch.minimum(p if vocabulary is None else p[:, vocabulary], q).sum(-1).clamp(max=1)
 
 
 def by_kind(held: HeldOut, responses: Sequence[Response]) -> dict[str, dict[str, float]]:

@@ -185,6 +185,7 @@ def test_the_shape_by_hand():
         "parameters": read + 50 * 16,  # a step looks up one row of the embedding
         "read_per_step": read,
         "heads": 0,
+        "head_rank": 0,
     }
     whole = build(tiny(tied=True), DraftConfig(layers=[]), None)
     assert shape(whole).parameters == 4 * layer + 16 + 2 * 800  # the head is a copy of its own
