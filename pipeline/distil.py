@@ -21,7 +21,7 @@ from data import hidden_rows
 from data.batching import Divided, LengthGroupedBatches, Mixed, collate
 from data.hidden_rows import HiddenRows
 from data.logit_cache import LogitCache
-from pipeline import existing, outlook, proposer, selection, trainer
+from pipeline import existing, outlook, proposer, ready, selection, trainer
 from pipeline.choices import Drafting, Stage, Text
 from pipeline.coding import responses, validation_kinds, validation_name
 from pipeline.config import Config, Trainer
@@ -108,6 +108,8 @@ def _module(
     if not config.draft.train_embedding:
         freeze_embedding(draft.model)
     chosen = None if reference is None else selection.load(reference, draft)
+    if config.trainer.compile:
+        ready.keep_compiled(context, "the training of the draft")
     return Distillation(draft, size, *settings, chosen, config.trainer.compile)
 
 

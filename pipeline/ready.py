@@ -30,9 +30,14 @@ def draft(proposer: Proposer, context: Context) -> Proposer:
     return proposer
 
 
-def _compiled(model: PreTrainedModel, context: Context, name: str) -> PreTrainedModel:
+def keep_compiled(context: Context, name: str) -> None:
+    """Let what torch compiles from now on lie with the results, and say that ``name`` is being compiled."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(context.work / "compiled")
     log.info("%s is being compiled, which takes minutes the first time", name)
+
+
+def _compiled(model: PreTrainedModel, context: Context, name: str) -> PreTrainedModel:
+    keep_compiled(context, name)
     try:
         return compiled(model)
     except NotCompiledError as error:
