@@ -51,7 +51,7 @@ def summary(context: Context) -> list[tuple[str, str]]:
         )  # fmt: skip
     if Stage.logits in have:
         details = have[Stage.logits].details
-        rows.append(("logits", f"{details['positions']:,} positions, {details['bytes_per_position']:.0f} bytes each"))
+        rows.append(("logits", f"{details['positions']:,} positions, {details['train_bytes_per_token']:.0f} bytes each of those to learn"))
     if Stage.distil in have:
         rows += _draft(have[Stage.distil].details)
     if Stage.speculate in have and Stage.calibrate in have:

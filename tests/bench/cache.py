@@ -36,6 +36,7 @@ from pipeline.generate import eos_token_ids
 from pipeline.hardware import machine
 from pipeline.requests import prompt_ids
 from pipeline.teacher import head_of, known
+from speculative import pack
 from tests.bench import costs, learnt, subject, text
 
 CODECS: dict[str, Codec] = {
@@ -90,7 +91,7 @@ def fidelity(model: PreTrainedModel, rows: list[Response], states: States, root:
 def main() -> None:
     options = _options()
     files, dtype = subject.chosen(options)
-    model = files.load(dtype)
+    model = pack(files.load(dtype))  # as the stage reads
     line: dict[str, object] = {}
     found, overlaps, share = {}, {}, {}
     with tempfile.TemporaryDirectory(dir=options.work) as scratch:

@@ -80,8 +80,18 @@ def test_copies_and_files_know_nothing_of_it(model, tmp_path):
     assert not packed_layers(type(model).from_pretrained(tmp_path))
 
 
-def test_low_precision_is_left_alone():
-    assert not packed_layers(pack(tiny().to(torch.bfloat16)))
+def test_bfloat16_is_packed_where_onednn_has_it():
+    plain = tiny().to(torch.bfloat16)
+    model = pack(copy.deepcopy(plain))
+    assert bool(packed_layers(model)) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    for count in (1, 3, 40):
+        tokens = torch.arange(2 * count).view(2, count) % model.config.vocab_size
+        with torch.inference_mode():
+            torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, rtol=2e-2, atol=2e-2)
+
+
+def test_other_formats_are_left_alone():
+    assert not packed_layers(pack(tiny().double()))
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 3])
