@@ -51,7 +51,8 @@ def summary(context: Context) -> list[tuple[str, str]]:
         )  # fmt: skip
     if Stage.logits in have:
         details = have[Stage.logits].details
-        rows.append(("logits", f"{details['positions']:,} positions, {details['train_bytes_per_token']:.0f} bytes each of those to learn"))
+        per_token = details["train_bytes_per_token"]
+        rows.append(("logits", f"{details['positions']:,} positions, {per_token:.0f} bytes each where they are learnt from"))
     if Stage.distil in have:
         rows += _draft(have[Stage.distil].details)
     if Stage.speculate in have and Stage.calibrate in have:
