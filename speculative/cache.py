@@ -63,14 +63,18 @@ def _try(model: PreTrainedModel, passed: WeakSet[PreTrainedModel], trial: Trial,
             found, whole = (logits.float() for logits in trial(model, tokens % model.config.vocab_size))
             if not bool(whole.isfinite().all()):
                 raise ValueError("the model gives logits that are NaN or infinite")
-        tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 5e-2
-        exact = torch.allclose(found, whole, rtol=0, atol=tolerance * float(whole.abs().max()))
+        exact = torch.allclose(found, whole, rtol=0, atol=tolerance(model.dtype) * float(whole.abs().max()))
     except Exception as error:  # an architecture that is not what the cache expects fails in ways of its own
         passed.discard(model)
         raise UnsupportedModelError(f"{model.config.model_type}: its cache cannot be used ({error})") from error
     if not exact:
         passed.discard(model)
         raise UnsupportedModelError(f"{model.config.model_type}: {reason}")
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far the logits of two ways to compute the same may lie apart, as a share of the largest."""
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
 
 
 def _in_pieces(model: PreTrainedModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,12 +176,12 @@ class CachedModel:
 
     def _logits(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
         positions = positions.clamp(max=self.context - 1)  # blocks may reach beyond a row's end, never its tokens
-        if self.program is not None and mask is not None and tokens.shape == (1, 1) and not self.keeps_states:
-            stores = self.cache.stores()
-            if stores:
-                unseen = self.cache.capacity - mask.shape[-1]
-                mask = torch.nn.functional.pad(mask, (0, unseen), value=torch.finfo(mask.dtype).min if self.additive else False)
-                return self.program(tokens, positions, self.cache.written(), mask, stores)
+        few = len(tokens) == 1 and tokens.shape[1] <= WIDEST and mask is not None and not self.keeps_states
+        stores = self.cache.stores() if self.program is not None and few else []
+        if stores:
+            unseen = self.cache.capacity - mask.shape[-1]
+            mask = torch.nn.functional.pad(mask, (0, unseen), value=torch.finfo(mask.dtype).min if self.additive else False)
+            return self.program(tokens, positions, self.cache.written(), mask, stores)[:, -keep:]
         return self.model(
             input_ids=tokens,
             attention_mask=mask,
@@ -189,6 +193,7 @@ class CachedModel:
 
 
 PREFILL_TOKENS = 2048  # fed at once, padding included
+WIDEST = 32  # tokens that are given to a compiled program, which computes the logits of each
 
 
 def _groups(order: Tensor, lengths: list[int]) -> list[Tensor]:

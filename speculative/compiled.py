@@ -1,20 +1,19 @@
-"""The forward of one token as a compiled program: nothing of Python and no dispatch between its operations.
+"""The forward of a few tokens as a compiled program: nothing of Python and no dispatch between its operations.
 
-One program serves a model, however much its cache holds, with the weights frozen into it. Compiling takes minutes, less where
-torch finds what it compiled before. It knows nothing of decoding. Prefill, blocks of several tokens, batches and models that
-keep states run as they are: what torch compiles for several rows is slower than their products with packed weights.
+One program serves a model, however many tokens are fed and however much its cache holds, with the weights frozen into it in
+a layout of the processor's own. Compiling takes a minute or two, less where torch finds what it compiled before. It knows
+nothing of decoding. Prefill, batches and models that keep states run as they are.
 """
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from speculative.cache import CachedModel
+from speculative.cache import CachedModel, tolerance
 from speculative.packing import state_of
 from speculative.slots import Stores, slot_by_slot
 
 SLOTS = 32  # of the cache that a program is tried on
-TOLERANCE = 1e-3  # of the largest logit, between the program and the model as it is
 
 
 class NotCompiledError(ValueError):
@@ -22,7 +21,7 @@ class NotCompiledError(ValueError):
 
 
 def compiled(model: PreTrainedModel) -> PreTrainedModel:
-    """Compile the forward of ``model`` for one row and one token, on the processor; returns ``model`` itself.
+    """Compile the forward of ``model`` for one row and few tokens, on the processor; returns ``model`` itself.
 
     Decoding uses the program from then on. It is of the weights as they are now, of which it keeps a copy: a model whose
     weights are changed afterwards, moved or trained, runs as if it had not been compiled.
@@ -38,23 +37,26 @@ def compiled(model: PreTrainedModel) -> PreTrainedModel:
         expected = _trial(model)
         model.program = Program(model)
         try:
-            found = _trial(model)
+            # The option of torch.compile comes too late: whether weights are constants is asked while the model is traced.
+            with torch._inductor.config.patch(freezing=True):
+                found = _trial(model)
         except Exception as error:  # compilers fail in ways of their own
             model.program = None
             raise NotCompiledError(f"{kind}: it does not compile here ({_first_line(error)})") from error
-    if not torch.allclose(found, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max())):
+    if not torch.allclose(found, expected, rtol=0, atol=tolerance(model.dtype) * float(expected.abs().max())):
         model.program = None
         raise NotCompiledError(f"{kind}: its compiled program gives other logits")
     return model
 
 
 def _trial(model: PreTrainedModel) -> Tensor:
-    """Logits after a prefill, of three tokens fed one by one."""
+    """Logits after a prefill, of tokens fed one, two and three at once."""
     cached = CachedModel(model, 1, SLOTS)
-    tokens = torch.arange(1, 7)[None] % model.config.vocab_size
-    places = torch.arange(6)[None]
+    tokens = torch.arange(1, 10)[None] % model.config.vocab_size
+    places = torch.arange(9)[None]
     cached.prefill(tokens, torch.tensor([3]))
-    return torch.cat([cached.feed(tokens[:, at : at + 1], places[:, at : at + 1], keep=1) for at in range(3, 6)], 1)
+    pieces = (slice(3, 4), slice(4, 6), slice(6, 9))
+    return torch.cat([cached.feed(tokens[:, piece], places[:, piece], keep=3) for piece in pieces], 1)
 
 
 def _first_line(error: Exception) -> str:
@@ -76,23 +78,21 @@ class Program:
         return self.of == _state(model)
 
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, stores: Stores) -> Tensor:
-        """Logits (1, 1, V) of the token (1, 1) at its position (1, 1), whose keys and values go into ``slots`` (1,).
+        """Logits (1, n, V) of ``tokens`` (1, n) at ``positions`` (1, n), whose keys and values go into ``slots`` (n,).
 
-        ``mask`` (1, 1, 1, capacity) says which slots it sees.
+        ``mask`` (1, 1, n, capacity) says which slots each token sees.
         """
+        count = len(slots)
         # A program is for one layout: without dimensions of one, whose stride may be anything, and from a storage's begin.
-        tokens, positions, slots, mask = (given.clone() for given in (tokens[0], positions[0], slots, mask[0, 0, 0]))
-        _vary(mask, 0)
-        for keys, values in stores:
-            _vary(keys, 2)
-            _vary(values, 2)
-        return self.run(tokens, positions, slots, mask, stores)
-
-
-def _vary(tensor: Tensor, place: int) -> None:
-    """Tell the compiler that this size differs from call to call; a store is told once."""
-    if not hasattr(tensor, "_dynamo_dynamic_indices"):
-        torch._dynamo.mark_dynamic(tensor, place)
+        # So a single token is fed twice, into the same slot; a program for one row is not even faster.
+        given = (tokens[0], positions[0], slots, mask[0, 0])
+        tokens, positions, slots, mask = (one.repeat(2, *[1] * (one.dim() - 1)) if count == 1 else one.clone() for one in given)
+        for tensor, places in ((tokens, (0,)), (positions, (0,)), (slots, (0,)), (mask, (0, 1))):
+            torch._dynamo.mark_dynamic(tensor, places)
+        for store in (store for pair in stores for store in pair):
+            if not hasattr(store, "_dynamo_dynamic_indices"):  # a store is told once
+                torch._dynamo.mark_dynamic(store, 2)
+        return self.run(tokens, positions, slots, mask, stores)[:, :count]
 
 
 def _state(model: PreTrainedModel) -> list[tuple]:
@@ -107,6 +107,6 @@ class _Step(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor, stores: Stores) -> Tensor:
-        places = {"attention_mask": mask[None, None, None], "position_ids": positions[None]}
+        places = {"attention_mask": mask[None, None], "position_ids": positions[None]}
         cache = slot_by_slot(self.model, stores, slots)
         return self.model(input_ids=tokens[None], use_cache=True, **places, **cache).logits

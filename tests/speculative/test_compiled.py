@@ -50,10 +50,11 @@ def calls(monkeypatch):
 def test_answers_are_those_of_the_models_as_they_were(pair, plain, shape, sampling, calls):
     for prompt in PROMPTS[:3]:
         options = {"max_new_tokens": NEW, "sampling": sampling, "seed": 3, **shape}
+        calls.clear()
         found, expected = (generate(*models, [prompt], **options) for models in (pair, plain))
         assert found.tokens == expected.tokens
         assert found.acceptance == expected.acceptance
-    assert set(calls) == {1}  # by the compiled pair; the other has no program
+        assert len(calls) == found.target_forwards + found.draft_forwards  # by the compiled pair; the other has no program
 
 
 def test_the_cache_is_that_of_a_fresh_prefill(pair, plain):
@@ -62,7 +63,7 @@ def test_the_cache_is_that_of_a_fresh_prefill(pair, plain):
     with torch.inference_mode():
         cached.prefill(torch.tensor([tokens]), torch.tensor([3]))
         cached.feed(torch.tensor([[30, 31]]), torch.tensor([[3, 4]]), keep=1)  # to be overwritten
-        for piece in (slice(3, 4), slice(4, 7), slice(7, 8)):
+        for piece in (slice(3, 4), slice(4, 7), slice(7, 8)):  # one token stands twice in what the program is given
             logits = cached.feed(torch.tensor([tokens[piece]]), torch.arange(8)[None, piece], keep=1)
         for layer, fresh in zip(cached.cache.layers, keys_and_values(plain[0], tokens), strict=True):
             for store, want in zip((layer.keys, layer.values), fresh, strict=True):
@@ -75,7 +76,7 @@ def test_capacity_and_width_need_no_new_program(pair, calls):
     for length, drafted in ((3, 2), (9, 5), (50, 7)):
         generate(*pair, [[5] * length], max_new_tokens=12, num_draft_tokens=drafted)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
-    assert set(calls) == {1}
+    assert {1, 3, 6, 8} <= set(calls)
 
 
 def test_batches_and_kept_states_run_as_they_are(pair, plain, calls):
@@ -84,6 +85,19 @@ def test_batches_and_kept_states_run_as_they_are(pair, plain, calls):
     kept = generate(pair[0], None, PROMPTS[:1], max_new_tokens=4, states=True)
     assert not calls
     assert kept.states[0].shape == (4, 32)
+
+
+def test_the_weights_are_constants_of_the_program(pair):
+    model, prompt = pair[0], torch.tensor([[5, 9, 3, 7]])
+    cached = CachedModel(model, 1, 40)
+    with torch.inference_mode():
+        cached.prefill(prompt, torch.tensor([3]))
+        found = []
+        for factor in (1.0, 4.0):  # behind the back of the check that turns to the model as it is
+            model.model.norm.weight.data.mul_(factor)
+            found.append(cached.feed(prompt[:, 3:], torch.tensor([[3]]), keep=1))
+        model.model.norm.weight.data.div_(4.0)
+    assert torch.equal(*found)
 
 
 def test_weights_that_change_afterwards_count(pair, calls):
