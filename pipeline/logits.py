@@ -33,7 +33,7 @@ from pipeline.teacher import ROLLOUTS, Teacher, Work, check_plain_head, head_of
 from pipeline.tracking import Run
 from pipeline.undistilled import draft_identity, initial
 
-FORMAT = 6
+FORMAT = 7
 CHOICE = "codec.json"  # what codec=auto settled on
 SAMPLE = 8  # held-out rows kept dense to measure fidelity
 NAMED = 40  # bad shards that a message names; it must end with the remedy on a screen
