@@ -50,11 +50,12 @@ def calls(monkeypatch):
 def test_answers_are_those_of_the_models_as_they_were(pair, plain, shape, sampling, calls):
     for prompt in PROMPTS[:3]:
         options = {"max_new_tokens": NEW, "sampling": sampling, "seed": 3, **shape}
-        calls.clear()
         found, expected = (generate(*models, [prompt], **options) for models in (pair, plain))
         assert found.tokens == expected.tokens
         assert found.acceptance == expected.acceptance
-        assert len(calls) == found.target_forwards + found.draft_forwards  # by the compiled pair; the other has no program
+    # By the compiled pair; the other has no program. Its first forwards fill a cache that is empty until then.
+    drafted = shape.get("num_draft_tokens", 3)
+    assert max(calls) > 1 if drafted else set(calls) == {1}
 
 
 def test_the_cache_is_that_of_a_fresh_prefill(pair, plain):
@@ -87,17 +88,17 @@ def test_batches_and_kept_states_run_as_they_are(pair, plain, calls):
     assert kept.states[0].shape == (4, 32)
 
 
-def test_the_weights_are_constants_of_the_program(pair):
-    model, prompt = pair[0], torch.tensor([[5, 9, 3, 7]])
-    cached = CachedModel(model, 1, 40)
+def test_the_weights_are_constants_of_the_program():
+    """Else the layout that makes several rows cost one is not used; torch says nothing of it."""
+    model = compiled(tiny())
+    cached, prompt = CachedModel(model, 1, 40), torch.tensor([[5, 9, 3, 7]])
     with torch.inference_mode():
         cached.prefill(prompt, torch.tensor([3]))
-        found = []
-        for factor in (1.0, 4.0):  # behind the back of the check that turns to the model as it is
-            model.model.norm.weight.data.mul_(factor)
-            found.append(cached.feed(prompt[:, 3:], torch.tensor([[3]]), keep=1))
-        model.model.norm.weight.data.div_(4.0)
-    assert torch.equal(*found)
+        logits = []
+        for _ in range(2):
+            logits.append(cached.feed(prompt[:, 3:], torch.tensor([[3]]), keep=1))
+            model.model.norm.weight.data.mul_(4.0)  # behind the back of what turns to the model as it is
+    assert torch.equal(*logits)
 
 
 def test_weights_that_change_afterwards_count(pair, calls):
