@@ -37,7 +37,7 @@ def compiled(model: PreTrainedModel) -> PreTrainedModel:
         expected = _trial(model)
         model.program = Program(model)
         try:
-            # The option of torch.compile comes too late: whether weights are constants is asked while the model is traced.
+            # As an option of torch.compile it comes too late: whether weights are constants is asked while the model is traced.
             with torch._inductor.config.patch(freezing=True):
                 found = _trial(model)
         except Exception as error:  # compilers fail in ways of their own
@@ -68,7 +68,7 @@ class Program:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.of = _state(model)
-        self.run = torch.compile(_Step(model), fullgraph=True, options={"freezing": True}, isolate_recompiles=True)
+        self.run = torch.compile(_Step(model), fullgraph=True, isolate_recompiles=True)
 
     def __deepcopy__(self, memo: dict) -> None:
         return None  # a copy of the model has weights of its own
@@ -86,7 +86,7 @@ class Program:
         # A program is for one layout: without dimensions of one, whose stride may be anything, and from a storage's begin.
         # So a single token is fed twice, into the same slot; a program for one row is not even faster.
         given = (tokens[0], positions[0], slots, mask[0, 0])
-        tokens, positions, slots, mask = (one.repeat(2, *[1] * (one.dim() - 1)) if count == 1 else one.clone() for one in given)
+        tokens, positions, slots, mask = (torch.cat([one, one]) if count == 1 else one.clone() for one in given)
         for tensor, places in ((tokens, (0,)), (positions, (0,)), (slots, (0,)), (mask, (0, 1))):
             torch._dynamo.mark_dynamic(tensor, places)
         for store in (store for pair in stores for store in pair):

@@ -26,9 +26,10 @@ def pack(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _fits(weight: Tensor) -> bool:
-    if weight.dtype is torch.bfloat16:
-        return weight.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.device.type == "cpu" and weight.dtype is torch.float32
+    if weight.device.type != "cpu":
+        return False
+    low = weight.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return low or weight.dtype is torch.float32
 
 
 class _Layout:
