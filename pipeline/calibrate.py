@@ -26,7 +26,7 @@ from speculative.calibration import measure
 from speculative.cost import Costs, break_even_overlap
 from speculative.tree_choice import TreeCosts
 
-FORMAT = 7
+FORMAT = 8
 REPEATS = 7
 TRAINING = ("fit_head", "train_embedding")  # keys of a draft that shape no cost
 
